@@ -6,6 +6,7 @@ it must get: nothing missing, nothing twice, in order.
 
 from __future__ import annotations
 
+import asyncio
 import json
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
@@ -164,6 +165,13 @@ class ReplyClient:
             seen.reply_id = (await response.json())["id"]
         return seen
 
+    async def cancel(self, reply_id: str) -> int:
+        """Cancel a native reply; the status of the answer."""
+        async with self._session.delete(
+            f"/v1/replies/{reply_id}", headers=self._authorization, **self._options
+        ) as response:
+            return response.status
+
     async def read(self, seen: SeenReply, tokens_max: int = 10**9) -> SeenReply:
         """Read a native reply from where ``seen`` is, to its end or until it has so many
         tokens; a broken connection raises.
@@ -184,14 +192,22 @@ class ReplyClient:
                     break
         return seen
 
-    async def read_through(self, seen: SeenReply, seconds: float = 60) -> SeenReply:
-        """Read to the end, over as many connections as it takes."""
+    async def read_through(
+        self, seen: SeenReply, seconds: float = 60, breaks_after: int = 10**9
+    ) -> SeenReply:
+        """Read to the end, over as many connections as it takes; 503 is asked again.
+
+        ``breaks_after``: the first connection ends after so many tokens.
+        """
         deadline = time.monotonic() + seconds
         while not seen.ends and time.monotonic() < deadline:
             try:
-                await self.read(seen)
+                await self.read(seen, breaks_after if len(seen.tokens) < breaks_after else 10**9)
             except (aiohttp.ClientError, ConnectionError):
-                continue
+                await asyncio.sleep(0.05)
+            if seen.status == 503:
+                seen.ends.clear()
+                await asyncio.sleep(0.05)
         seen.ended = time.monotonic()
         return seen
 

@@ -7,18 +7,16 @@ of its own. The first node's state directory holds the credentials of all.
 from __future__ import annotations
 
 import asyncio
-import json
 import signal
 import ssl
-import subprocess
 from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 import aiohttp
+from node_forks import ForkedNode, fork_node
 from program import Program
 from reply_reader import ReplyClient
 
@@ -30,12 +28,13 @@ from holdfast.clock import SystemClock, timestamp
 from proof.proxy import Proxy
 
 HOST = "chat.example.com"
+START_SECONDS_MAX = 60.0
 PACES: Mapping[str, float] = {"words": 100, "slow": 20, "crawl": 2, "burst": 0}
 """Models that repeat what they are sent, and their tokens a second; 0: at once."""
 RATES = ("reply:user", "reply:tenant", "rest:user", "rest:tenant", "connect:address")
 
 
-def model_settings(paces: Mapping[str, float] = PACES) -> dict[str, str]:
+def model_settings(paces: Mapping[str, float] = PACES) -> dict[str, Any]:
     """Settings for one scripted provider and model of each pace."""
     providers = [
         {
@@ -46,10 +45,7 @@ def model_settings(paces: Mapping[str, float] = PACES) -> dict[str, str]:
         for name, pace in paces.items()
     ]
     models = [{"name": name, "providers": [f"{name}:{name}"]} for name in paces]
-    return {
-        "streaming.providers": json.dumps(providers),
-        "streaming.models": json.dumps(models),
-    }
+    return {"streaming.providers": providers, "streaming.models": models}
 
 
 @dataclass
@@ -57,37 +53,41 @@ class RigNode:
     """One node. ``link`` is its way to Redis, None without Redis."""
 
     program: Program
-    options: Sequence[str]
+    settings: Mapping[str, Any]
+    admin_key: str
     link: Proxy | None = None
-    process: subprocess.Popen[str] | None = None
+    process: ForkedNode = field(init=False)
+    session: aiohttp.ClientSession = field(init=False)
     client: ReplyClient = field(init=False)
 
     @property
-    def pid(self) -> int:
-        assert self.process is not None
-        return self.process.pid
-
-    @property
-    def is_running(self) -> bool:
-        return self.process is not None and self.process.poll() is None
+    def log(self) -> Path:
+        return self.program.state_dir.parent / "serve.log"
 
     async def start(self) -> None:
-        self.process = await asyncio.to_thread(self.program.serve, *self.options)
+        """Until it serves."""
+        self.process = fork_node(self.settings, self.log)
+        ended = asyncio.create_task(self.process.ended())
+        try:
+            async with asyncio.timeout(START_SECONDS_MAX):
+                while not await self._is_ready():
+                    assert not ended.done(), self.log.read_text()[-2000:]
+                    await asyncio.sleep(0.02)
+        finally:
+            ended.cancel()
 
-    async def kill(self) -> None:
-        """As a crash does: nothing is ended, nobody is told."""
-        assert self.process is not None
-        self.process.kill()
-        await asyncio.to_thread(self.process.wait)
+    async def status(self) -> Any:
+        """What the node reports of its replies."""
+        headers = {"Authorization": f"Bearer {self.admin_key}"}
+        async with self.session.get("/admin/status", headers=headers) as answer:
+            return (await answer.json())["replies"]
 
-    def send(self, number: signal.Signals) -> None:
-        assert self.process is not None
-        self.process.send_signal(number)
-
-    async def stopped(self, seconds: float) -> None:
-        """Wait for its end."""
-        assert self.process is not None
-        await asyncio.to_thread(self.process.wait, seconds)
+    async def _is_ready(self) -> bool:
+        try:
+            async with self.session.get("/health/ready") as answer:
+                return answer.status == 200
+        except aiohttp.ClientError:
+            return False
 
 
 @dataclass
@@ -99,6 +99,16 @@ class StreamingRig:
     proxy: Server | None
     key: str
     client: ReplyClient
+    stack: AsyncExitStack
+
+    async def start_proxy(self) -> None:
+        """A new NGINX before the nodes, which ``client`` uses from now on."""
+        ports = [node.program.port for node in self.nodes]
+        self.proxy = proxy = had("nginx", lambda: nginx.start(ports, free_port()))
+        self.stack.callback(proxy.stop)
+        known = ssl.create_default_context(cafile=str(proxy.folder / "cert.pem"))
+        session = await _session(self.stack, proxy.url, known, {"Host": HOST})
+        self.client = ReplyClient(session, self.key, server_hostname=HOST)
 
 
 @asynccontextmanager
@@ -115,58 +125,65 @@ async def streaming_rig(
         server = had("redis", redis.start) if with_redis else None
         if server is not None:
             stack.callback(server.stop)
-        made = []
-        for number in range(nodes):
-            node = await _make_node(folder, number, made, server, settings or {}, stack)
-            made.append(node)
-        admin_key, key = await _make_credentials(made[0].program.state_dir)
-        await asyncio.gather(*(node.start() for node in made))
+        first = folder / "node0" / "state"
+        admin_key, key = await _make_credentials(first)
+        made = [
+            await _make_node(
+                folder / f"node{number}", (first, admin_key), server, settings or {}, stack
+            )
+            for number in range(nodes)
+        ]
         for node in made:
-            session = await _session(stack, node.program.url)
-            await _raise_rates(session, admin_key)
-            node.client = ReplyClient(session, key)
-        proxy = _start_nginx(made, stack) if with_nginx else None
-        client = await _proxy_client(proxy, key, stack) if proxy else made[0].client
-        yield StreamingRig(made, server, proxy, key, client)
+            node.session = await _session(stack, node.program.url)
+            node.client = ReplyClient(node.session, key)
+        await asyncio.gather(*(_start(node, stack) for node in made))
+        rig = StreamingRig(made, server, None, key, made[0].client, stack)
+        if with_nginx:
+            await rig.start_proxy()
+        yield rig
 
 
 async def _make_node(
     folder: Path,
-    number: int,
-    before: Sequence[RigNode],
+    credentials: tuple[Path, str],
     server: Server | None,
     settings: Mapping[str, Any],
     stack: AsyncExitStack,
 ) -> RigNode:
-    (folder / f"node{number}").mkdir(parents=True)
-    program = Program(folder / f"node{number}" / "state")
+    folder.mkdir(parents=True, exist_ok=True)  # noqa: ASYNC240
+    program = Program(folder / "state")
     chosen: dict[str, Any] = {
-        "server.trusted_proxies": "127.0.0.1/32",
+        "server.port": program.port,
+        "server.state_dir": str(program.state_dir),
+        "server.trusted_proxies": ["127.0.0.1/32"],
         "server.log_format": "json",
         **model_settings(),
         **settings,
     }
+    if credentials[0] != program.state_dir:
+        chosen["access.credentials_dir"] = str(credentials[0])
     link = None
-    if before:
-        chosen["access.credentials_dir"] = before[0].program.state_dir
     if server is not None:
         link = await stack.enter_async_context(Proxy("127.0.0.1", server.port))
         chosen["cluster.redis"] = f"redis://127.0.0.1:{link.port}/0"
-    options = [part for path, value in chosen.items() for part in ("--set", f"{path}={value}")]
-    node = RigNode(program, options, link)
+    return RigNode(program, chosen, credentials[1], link)
+
+
+async def _start(node: RigNode, stack: AsyncExitStack) -> None:
     stack.push_async_callback(_end, node)
-    return node
+    await node.start()
+    await _raise_rates(node.session, node.admin_key)
 
 
 async def _end(node: RigNode) -> None:
-    if node.is_running:
-        node.send(signal.SIGCONT)
-        await node.kill()
+    with suppress(ProcessLookupError):
+        node.process.send(signal.SIGCONT)
+        await node.process.kill()
 
 
 async def _make_credentials(state: Path) -> tuple[str, str]:
     """The admin key of the first node's state directory, and a tenant key."""
-    state.mkdir(mode=0o700)  # noqa: ASYNC240
+    state.mkdir(mode=0o700, parents=True)  # noqa: ASYNC240
     at = timestamp(SystemClock().now())
     secrets = open_secrets(state, at)
     ring = await KeyRing.load(FileCredentials(state))
@@ -187,31 +204,18 @@ async def _raise_rates(session: aiohttp.ClientSession, admin_key: str) -> None:
             assert answer.status == 200, await answer.text()
 
 
-async def _session(stack: AsyncExitStack, url: str) -> aiohttp.ClientSession:
+async def _session(
+    stack: AsyncExitStack,
+    url: str,
+    tls: ssl.SSLContext | None = None,
+    headers: Mapping[str, str] | None = None,
+) -> aiohttp.ClientSession:
+    """A client with a connection for each request."""
     return await stack.enter_async_context(
         aiohttp.ClientSession(
             url,
-            connector=aiohttp.TCPConnector(limit=0, force_close=True),
+            headers=headers,
+            connector=aiohttp.TCPConnector(limit=0, force_close=True, ssl=tls or True),
             timeout=aiohttp.ClientTimeout(total=None, sock_read=60),
         )
     )
-
-
-def _start_nginx(nodes: Sequence[RigNode], stack: AsyncExitStack) -> Server:
-    ports = [urlsplit(node.program.url).port or 0 for node in nodes]
-    proxy = had("nginx", lambda: nginx.start(ports, free_port()))
-    stack.callback(proxy.stop)
-    return proxy
-
-
-async def _proxy_client(proxy: Server, key: str, stack: AsyncExitStack) -> ReplyClient:
-    known = ssl.create_default_context(cafile=str(proxy.folder / "cert.pem"))
-    session = await stack.enter_async_context(
-        aiohttp.ClientSession(
-            proxy.url,
-            headers={"Host": HOST},
-            connector=aiohttp.TCPConnector(ssl=known, limit=0, force_close=True),
-            timeout=aiohttp.ClientTimeout(total=None, sock_read=60),
-        )
-    )
-    return ReplyClient(session, key, server_hostname=HOST)

@@ -1,0 +1,284 @@
+"""Real nodes that die, stand still or stop while they make replies: what their clients
+see, what becomes of their leases, and that nobody else is held up.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import signal
+import time
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager, suppress
+from itertools import pairwise
+from pathlib import Path
+
+import aiohttp
+import pytest
+from long_tier import IS_LONG, times
+from reply_reader import SeenReply, numbered_words, tokens_of
+from result_counts import tally
+from streaming_rig import RigNode, streaming_rig
+from work_rigs import until
+
+from proof.results import Row
+
+pytestmark = [pytest.mark.torture, pytest.mark.long]
+END_SECONDS_MAX = 15.0
+LEASES_SECONDS_MAX = 12.0
+PAUSE_SECONDS_MAX = 3.0
+PAUSED_SECONDS = 15.0
+STOP_SECONDS_MAX = 25.0
+LONG = numbered_words(2_000)
+SHORT = numbered_words(5)
+
+
+def is_prefix(reply: SeenReply, words: str) -> bool:
+    return reply.tokens == list(tokens_of(words))[: len(reply.tokens)]
+
+
+@asynccontextmanager
+async def steady_load(node: RigNode) -> AsyncIterator[list[float]]:
+    """Short replies one after the other; when each of them got its first token."""
+    granted = list[float]()
+
+    async def ask() -> None:
+        while True:
+            reply = await node.client.chat(SHORT, user=f"steady{len(granted)}")
+            assert reply.succeeded, reply
+            granted.append(reply.times[0])
+
+    asking = asyncio.create_task(ask())
+    try:
+        yield granted
+    finally:
+        asking.cancel()
+        with suppress(asyncio.CancelledError):
+            await asking
+
+
+async def read_until_it_ends(node: RigNode, reply: SeenReply) -> SeenReply:
+    with suppress(aiohttp.ClientError):
+        await node.client.read(reply)
+    reply.ended = time.monotonic()
+    return reply
+
+
+async def test_killed_node_ends_its_replies_and_frees_its_leases(tmp_path: Path) -> None:
+    """Its clients see a broken connection, readers elsewhere ``worker_lost``; its place
+    in the pool is free soon; its Idempotency-Key runs again; others go on."""
+    runs, began, slowest = times(30), time.perf_counter(), (0.0, 0.0, 0.0)
+    settings = {"streaming.pool.total": 10}
+    async with asyncio.timeout(30 + 30 * runs), streaming_rig(tmp_path, settings=settings) as rig:
+        for run in range(runs):
+            victim, other, third = (rig.nodes[(run + n) % 3] for n in range(3))
+            took = await _kill(victim, other, third, run)
+            slowest = tuple(map(max, slowest, took))  # type: ignore[assignment]
+            await victim.start()
+    names = ("ends after s", "leases free after s", "grants paused s")
+    tally(
+        Row(
+            "kill -9 of a generating node",
+            "three nodes; the victim streams to its own clients and to readers elsewhere",
+            runs,
+            0,
+            "truthful ends within 15 s, leases free within 12 s, others' grants pause at most"
+            " 3 s, the same key runs again",
+            seconds=time.perf_counter() - began,
+            figures={name: round(s, 1) for name, s in zip(names, slowest, strict=True)},
+        )
+    )
+    assert slowest[0] <= END_SECONDS_MAX
+    assert slowest[1] <= LEASES_SECONDS_MAX
+    assert slowest[2] <= PAUSE_SECONDS_MAX
+
+
+async def _kill(
+    victim: RigNode, other: RigNode, third: RigNode, run: int
+) -> tuple[float, float, float]:
+    """Seconds until its replies ended and its leases were free; the longest pause of
+    another node's grants meanwhile.
+    """
+    direct = [
+        asyncio.create_task(victim.client.chat(LONG, "slow", f"d{run}-{n}")) for n in range(4)
+    ]
+    native = [await victim.client.start(LONG, "slow", f"n{run}-{n}") for n in range(3)]
+    keyed = {"Idempotency-Key": f"key-{run}"}
+    native.append(await victim.client.start(LONG, "slow", f"k{run}", **keyed))
+    readers = [asyncio.create_task(read_until_it_ends(other, reply)) for reply in native]
+    await until(lambda: all(len(reply.tokens) > 3 for reply in native))
+    async with steady_load(third) as granted:
+        await until(lambda: len(granted) > 2)
+        await victim.process.kill()
+        killed = time.monotonic()
+        repeated = await _until_it_runs(other, f"k{run}", keyed, native[-1])
+        seen_here, seen_there = await asyncio.gather(*direct), await asyncio.gather(*readers)
+        await until(lambda: _active_at_most(third, 2))
+        free = time.monotonic()
+    seen = [*seen_here, *seen_there]
+    assert all(is_prefix(reply, LONG) for reply in seen)
+    assert [reply.ends for reply in seen] == [["aborted"]] * 4 + [["worker_lost"]] * 4
+    assert repeated.reply_id != native[-1].reply_id
+    moments = [killed, *(at for at in granted if at > killed)]
+    pause = max(after - before for before, after in pairwise(moments))
+    return max(reply.ended for reply in seen) - killed, free - killed, pause
+
+
+async def _active_at_most(node: RigNode, count: int) -> bool:
+    return int((await node.status())["pools"]["default"]["active"]) <= count
+
+
+async def _until_it_runs(
+    node: RigNode, user: str, keyed: dict[str, str], lost: SeenReply
+) -> SeenReply:
+    """Repeat a POST until it begins a new reply, then cancel that."""
+    async with asyncio.timeout(END_SECONDS_MAX):
+        while True:
+            reply = await node.client.start(LONG, "slow", user, **keyed)
+            if reply.status < 300 and reply.reply_id != lost.reply_id:
+                await node.client.cancel(reply.reply_id)
+                return reply
+            await asyncio.sleep(0.2)
+
+
+async def test_paused_node_goes_on_with_its_own_replies(tmp_path: Path) -> None:
+    """It stands still beyond the time after which it is dead: its clients get the rest,
+    its log has one epoch without a hole, and it makes new replies."""
+    runs, began = times(20), time.perf_counter()
+    words = numbered_words(100)
+    async with asyncio.timeout(60 + 40 * runs), streaming_rig(tmp_path, nodes=2) as rig:
+        for run in range(runs):
+            victim, other = rig.nodes if run % 2 else reversed(rig.nodes)
+            direct = [
+                asyncio.create_task(victim.client.chat(words, "slow", f"d{run}-{n}"))
+                for n in range(3)
+            ]
+            native = await victim.client.start(words, "slow", f"n{run}")
+            reading = asyncio.create_task(read_until_it_ends(victim, native))
+            elsewhere = SeenReply(reply_id=native.reply_id)
+            watching = asyncio.create_task(read_until_it_ends(other, elsewhere))
+            await until(lambda a=native, b=elsewhere: a.tokens and b.tokens)
+            victim.process.send(signal.SIGSTOP)
+            await asyncio.sleep(PAUSED_SECONDS)
+            assert (await other.client.chat(SHORT, user=f"o{run}")).succeeded
+            victim.process.send(signal.SIGCONT)
+            seen = [*await asyncio.gather(*direct), await reading]
+            assert [reply.text for reply in seen] == [words] * 4
+            assert all(reply.ends == ["done"] for reply in seen)
+            assert (await watching).end in ("worker_lost", "done")
+            late = await other.client.read_through(SeenReply(reply_id=native.reply_id))
+            assert late.ids == native.ids and late.text == words, "one epoch, every entry once"
+            assert (await victim.client.chat(SHORT, user=f"v{run}")).succeeded
+    tally(
+        Row(
+            "node paused beyond its lease",
+            "SIGSTOP for 15 s while it streams",
+            runs,
+            0,
+            "its own replies go on to their end; no entry of an old epoch, none twice",
+            seconds=time.perf_counter() - began,
+        )
+    )
+
+
+async def test_planned_stop_ends_each_reply_truthfully(tmp_path: Path) -> None:
+    """50 running, 50 waiting: done or an explicit error for each, within 25 s; who posts
+    meanwhile through NGINX succeeds, as an SDK does, with two more tries."""
+    drain, many = (20, 50) if IS_LONG else (2, 15)
+    settings = {"streaming.pool.per_user": 1, "streaming.times.drain_seconds": drain}
+    words = numbered_words(30)
+    async with (
+        asyncio.timeout(180),
+        streaming_rig(tmp_path, with_nginx=True, settings=settings) as rig,
+    ):
+        victim, posting, answered = rig.nodes[0], True, list[SeenReply]()
+
+        async def keep_posting(number: int) -> None:
+            while posting:
+                answered.append(await _as_an_sdk(rig.client.chat, f"p{number}"))
+
+        lengths = [words if n % 2 else LONG for n in range(many)]
+        asked = [(text, f"u{n}") for n, text in enumerate(lengths)]
+        running = [asyncio.create_task(victim.client.chat(t, "slow", u)) for t, u in asked]
+        await asyncio.sleep(1)
+        waiting = [asyncio.create_task(victim.client.chat(t, "slow", u)) for t, u in asked]
+        await asyncio.sleep(2.5)  # these have their headers, and wait inside the stream
+        posters = [asyncio.create_task(keep_posting(number)) for number in range(4)]
+        await until(lambda: len(answered) > 4)
+        victim.process.send(signal.SIGTERM)
+        stopped = time.monotonic()
+        async with asyncio.timeout(STOP_SECONDS_MAX + 5):
+            seen = await asyncio.gather(*running, *waiting)
+            await victim.process.ended()
+        took = time.monotonic() - stopped
+        posting = False
+        await asyncio.gather(*posters)
+    assert took <= STOP_SECONDS_MAX
+    assert {reply.end for reply in seen} <= {"done", "server_shutdown"}
+    assert all(len(reply.ends) == 1 for reply in seen)
+    assert all(reply.text == text for reply, (text, _) in _done(seen, asked * 2))
+    assert {reply.end for reply in seen[:many]} == {"done", "server_shutdown"}, "both happened"
+    assert all(reply.succeeded for reply in answered), [r for r in answered if not r.succeeded]
+
+
+def _done(
+    seen: Sequence[SeenReply], asked: Sequence[tuple[str, str]]
+) -> list[tuple[SeenReply, tuple[str, str]]]:
+    return [(reply, ask) for reply, ask in zip(seen, asked, strict=True) if reply.end == "done"]
+
+
+async def _as_an_sdk(chat, user: str) -> SeenReply:  # type: ignore[no-untyped-def]
+    """openai-python repeats 5xx and refused connections twice, after 0.5 and 1 s."""
+    for pause in (0.5, 1.0, 0.0):
+        reply: SeenReply = await chat(SHORT, user=user)
+        if reply.succeeded or (200 <= reply.status < 500):
+            break
+        await asyncio.sleep(pause)
+    return reply
+
+
+async def test_killed_embedded_node_resumes_finished_replies_whole(tmp_path: Path) -> None:
+    """kill -9 and a new start: finished replies are whole, unfinished ones a prefix and
+    ``server_restarted``; usage of the finished ones is exact."""
+    runs, began, rng = times(30), time.perf_counter(), random.Random(11)
+    finished = unfinished = 0
+    async with (
+        asyncio.timeout(60 + 20 * runs),
+        streaming_rig(tmp_path, nodes=1, with_redis=False) as rig,
+    ):
+        [node] = rig.nodes
+        for run in range(runs):
+            lengths = [rng.randrange(2, 120) for _ in range(10)]
+            asked = [numbered_words(length) for length in lengths]
+            started = [
+                await node.client.start(text, user=f"r{run}-{n}") for n, text in enumerate(asked)
+            ]
+            reading = [asyncio.create_task(read_until_it_ends(node, reply)) for reply in started]
+            await asyncio.sleep(rng.uniform(0.3, 1.2))
+            await node.process.kill()
+            await asyncio.gather(*reading)
+            await node.start()
+            for reply, text in zip(started, asked, strict=True):
+                was_done = reply.ends == ["done"]
+                again = await node.client.read_through(SeenReply(reply_id=reply.reply_id))
+                if was_done:
+                    finished += 1
+                    assert reply.text == text == again.text and again.ends == ["done"]
+                else:
+                    unfinished += 1
+                    assert again.end in ("server_restarted", "done")
+                    assert is_prefix(again, text)
+                    assert again.end != "done" or again.text == text
+    tally(
+        Row(
+            "kill -9 of the embedded node",
+            "one node on SQLite; ten replies of different lengths; started again",
+            runs,
+            0,
+            "finished replies whole, unfinished a prefix and server_restarted",
+            "11",
+            seconds=time.perf_counter() - began,
+            figures={"finished": finished, "unfinished": unfinished},
+        )
+    )
+    assert finished and unfinished
