@@ -232,11 +232,25 @@ async def test_full_queue_is_503_and_the_sdk_comes_again(tmp_path: Path) -> None
             await chat_text(world.client, "quick")
         assert full.value.status_code == 503
         assert 1 <= int(full.value.response.headers["retry-after"]) <= 60
-        async with world.other(max_retries=5) as patient:
-            third = asyncio.create_task(chat_text(patient, "quick"))
+        await first.close()
+        assert await waiting == TEXT
+
+
+async def test_wait_that_is_over_is_503_and_the_sdk_comes_again(tmp_path: Path) -> None:
+    async with serving(tmp_path, replace(STREAMING, pool=PoolSettings(total=1))) as world:
+        first = await world.client.chat.completions.create(
+            model="slow", messages=HELLO, stream=True
+        )
+        impatient = {"Prefer": "wait=0"}
+        async with world.other(default_headers=impatient) as once:
+            with pytest.raises(openai.InternalServerError) as over:
+                await chat_text(once, "quick")
+            assert (over.value.status_code, over.value.code) == (503, "queue_timeout")
+        async with world.other(default_headers=impatient, max_retries=5) as again:
+            second = asyncio.create_task(chat_text(again, "quick"))
             await asyncio.sleep(0)
             await first.close()
-            assert await waiting == TEXT and await third == TEXT
+            assert await second == TEXT
 
 
 @pytest.mark.skipif(shutil.which("curl") is None, reason="curl is not installed")
