@@ -28,7 +28,8 @@
 --   readers:<node>  hash: id -> when it was last read elsewhere     cancels:<node>  set: ids to cancel
 --
 -- Everything is in one table: the functions are made with each call, and one that captures two locals is made ten times
--- faster than one that captures eight of fifty (27 of 74 us of an empty call were theirs).
+-- faster than one that captures eight of fifty (27 of 74 us of an empty call were theirs). Numbers that do not change are
+-- strings: Redis prints any other as a float, 0.2 us each.
 
 local call, pack, unpack_message = redis.call, cmsgpack.pack, cmsgpack.unpack
 local prefix = ARGV[1]
@@ -249,7 +250,7 @@ function pool.count(entry, user, node, by)
     pool.waiting_total = pool.waiting_total + by
     user.waiting = user.waiting + by
     pool.add(pool.waiting, entry.pool, by)
-    if call('HINCRBY', pool.tenants_waiting, user.tenant, by) == 0 then
+    if call('HINCRBY', pool.tenants_waiting, user.tenant, by > 0 and '1' or '-1') == 0 then
       call('HDEL', pool.tenants_waiting, user.tenant)
     end
   end
@@ -358,9 +359,9 @@ end
 function pool.next_entry()
   for _, name in ipairs(pool.rings) do
     if pool.has_room(name) then
-      local tenant = call('ZRANGE', pool.tenants .. name, 0, 0)[1]
-      local user = call('ZRANGE', pool.ring .. name .. ':' .. tenant, 0, 0)[1]
-      return pool.entry(call('ZRANGE', pool.list .. name .. ':' .. user, 0, 0)[1])
+      local tenant = call('ZRANGE', pool.tenants .. name, '0', '0')[1]
+      local user = call('ZRANGE', pool.ring .. name .. ':' .. tenant, '0', '0')[1]
+      return pool.entry(call('ZRANGE', pool.list .. name .. ':' .. user, '0', '0')[1])
     end
   end
 end
@@ -431,7 +432,7 @@ end
 function pool.sweep_grants(name, most)
   local node, swept = pool.node(name), 0
   while node.granted > 0 and node.due <= pool.now and swept < most do
-    local entry = pool.entry(call('ZRANGE', pool.granted .. name, 0, 0)[1])
+    local entry = pool.entry(call('ZRANGE', pool.granted .. name, '0', '0')[1])
     if entry.till > pool.now then
       node.due = entry.till
     else
