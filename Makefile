@@ -34,7 +34,7 @@ test: $(VENV)/.dev lint ## Install what the tests need and run them all
 	$(BIN)/python -m pytest -q -m "not alone" $(PARALLEL) $(ARGS)
 
 torture: $(VENV)/.dev ## Run the long proofs (up to an hour)
-	HOLDFAST_TORTURE=1 $(BIN)/python -m pytest -q -m torture -n0 $(ARGS)
+	TORTURE=1 $(BIN)/python -m pytest -q -m torture -n0 $(ARGS)
 
 .venv-clients/.done: tests/clients/python/requirements.lock
 	test -x .venv-clients/bin/python || $(PYTHON) -m venv .venv-clients

@@ -271,6 +271,17 @@ async def test_running_reply_is_cancelled_when_it_is_not_wanted_any_more() -> No
             assert replies_of(carl)[-1]["state"] == "failed", what
 
 
+async def test_fast_stream_does_not_delay_the_check_that_it_is_wanted() -> None:
+    provider = FakeProvider(steps=["x"] * 2000, token_seconds=0.05)
+    async with assistant_rig(provider=provider) as rig:
+        chat_id = await rig.chat("alice", "bot")
+        said = await rig.say(chat_id, "hi")
+        await rig.until(lambda: bool(rig.rig.provider.opened))
+        await rig.redact(said)
+        await rig.idle()
+        assert provider.closed[0] - provider.opened[0] < 10
+
+
 async def test_trigger_redacted_at_the_last_moment_leaves_no_message() -> None:
     async with assistant_rig(provider=FakeProvider(token_seconds=1.0)) as rig:
         chat_id = await rig.chat("alice", "bot")

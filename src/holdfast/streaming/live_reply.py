@@ -61,6 +61,7 @@ class LiveReply:
         self.end: ReplyEnd | None = None
         self.place: PoolPlace | None = None
         self.task: asyncio.Task[None] | None = None
+        self._position = 0
         self.stop_cause: ReplyError | None = None
         """Why it is being stopped; set before its task is cancelled."""
         self.has_token = False
@@ -68,6 +69,8 @@ class LiveReply:
         """Its end is decided; nothing stops it any more."""
         self._watchers: dict[Callable[[], None], bool] = {}
         """Called when there is something new; whether the watcher is a reader."""
+        self.on_stopped: Callable[[], None] = lambda: None
+        """Called when it is stopped while it has no task yet."""
         self.on_unread: Callable[[], None] = lambda: None
         """Called when the last reader has left."""
         self.unread_timer: asyncio.TimerHandle | None = None
@@ -131,16 +134,26 @@ class LiveReply:
         self.state = state
         self.notify()
 
+    def notify_position(self) -> None:
+        """Let readers know if its place in the queue has changed."""
+        place = self.place
+        if place is not None and place.waiting and place.position != self._position:
+            self._position = place.position
+            self.notify()
+
     def notify(self) -> None:
         for callback in tuple(self._watchers):
             callback()
 
     def stop(self, cause: ReplyError) -> bool:
         """End the reply with this error; False if it is ending already."""
-        if self.stop_cause is not None or self.is_ending or self.task is None:
+        if self.stop_cause is not None or self.is_ending:
             return False
         self.stop_cause = cause
-        self.task.cancel()
+        if self.task is not None:
+            self.task.cancel()
+        else:
+            self.on_stopped()
         return True
 
     # --- the log

@@ -320,6 +320,8 @@ class StreamingParts:
         for held in list(self._held.values()):
             if held.live.begin.owner == owner:
                 self._stop(held.live, "owner")
+                if held.live.end is not None:
+                    self._forget(held.live)
         return await self._log.forget_owner(owner)
 
     @property
@@ -381,6 +383,7 @@ class StreamingParts:
             self._kept_bytes = sum(held.live.kept_bytes for held in self._held.values())
             try:
                 for held in list(self._held.values()):
+                    held.live.notify_position()
                     if held.live.state != "ended" and not held.is_allowed():
                         self._stop(held.live, "revoked")
             except Exception as error:

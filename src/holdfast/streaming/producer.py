@@ -1,6 +1,6 @@
 """The producer: from a place in the pool to the reply's one end.
 
-One task for each reply. It waits for the lease, streams the provider's chunks into the
+One task for each reply that has its lease. It streams the provider's chunks into the
 reply's entries, and ends it: the chunk with the finish_reason, the usage and the end
 become visible together, when the log has them or after a second without it. Whatever
 happens on the way becomes the reply's end; nothing is left without one.
@@ -12,6 +12,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 from msgspec import structs
 
@@ -69,6 +70,8 @@ class _Run:
     lease: _Lease
     usage: UsageRun
     arrived_at: float
+    on_ended: Callable[[LiveReply], None]
+    timer: asyncio.TimerHandle | None = None
     granted_at: float = 0.0
     chunk_at: float = 0.0
     tail: list[ReplyEntry] = field(default_factory=list)
@@ -111,12 +114,50 @@ class Producer:
         place: PoolPlace,
         on_ended: Callable[[LiveReply], None],
     ) -> None:
-        """Make the reply in a task of its own; ``on_ended`` is called after its end."""
+        """Make the reply; ``on_ended`` is called after its end.
+
+        A reply that waits has no task yet, because thousands of them may wait: a grant,
+        a stop or the end of its time begins one.
+        """
         live.place = place
         lease = _Lease(self._leases, live.reply_id, place.request.pool)
-        run = _Run(live, request, place, lease, self._accounts.begin(request), live.arrived_at)
+        usage = self._accounts.begin(request)
+        run = _Run(live, request, place, lease, usage, live.arrived_at, on_ended)
+        if not place.waiting:
+            self._launch(run)
+            return
+        loop, seconds = asyncio.get_running_loop(), self._waiting_seconds(request, live)
+        run.timer = loop.call_later(max(seconds, 0.0), self._launch, run)
+        live.on_stopped = partial(self._launch, run)
+        place.on_change = partial(self._on_place, run)
+
+    def _waiting_seconds(self, request: ReplyRequest, live: LiveReply) -> float:
+        """How long it may wait: an assistant's reply until its deadline."""
+        left = self._deadline(request, live) - self._clock.monotonic()
+        if request.is_assistant:
+            return left
+        limit = self._settings.queue_failover.timeout_seconds
+        own = limit if request.queue_seconds is None else request.queue_seconds
+        return min(limit, own, left)
+
+    def _deadline(self, request: ReplyRequest, live: LiveReply) -> float:
+        clocks = self._routing.clocks(request.model)
+        seconds = clocks.reply_seconds if request.streamed else clocks.whole_seconds
+        return live.arrived_at + seconds
+
+    def _on_place(self, run: _Run) -> None:
+        if not run.place.waiting:
+            self._launch(run)
+
+    def _launch(self, run: _Run) -> None:
+        live = run.live
+        if live.task is not None:
+            return
+        run.place.on_change = None
+        if run.timer is not None:
+            run.timer.cancel()
         live.task = asyncio.create_task(self._run(run), name=f"holdfast-reply-{live.reply_id}")
-        live.task.add_done_callback(lambda _: on_ended(live))
+        live.task.add_done_callback(lambda _: run.on_ended(live))
 
     async def _run(self, run: _Run) -> None:
         end: ReplyEnd = INTERNAL
@@ -140,12 +181,14 @@ class Producer:
             run.live.show_end(INTERNAL)
 
     async def _make(self, run: _Run) -> ReplyEnd:
-        clocks = self._routing.clocks(run.request.model)
-        seconds = clocks.reply_seconds if run.request.streamed else clocks.whole_seconds
-        left = run.arrived_at + seconds - self._clock.monotonic()
+        if run.live.stop_cause is not None:
+            return run.live.stop_cause
+        left = self._deadline(run.request, run.live) - self._clock.monotonic()
+        if run.place.waiting:
+            return QUEUE_TIMEOUT if left > 0 else DEADLINE
         try:
             async with asyncio.timeout(left):
-                await self._wait_turn(run)
+                await self._on_turn(run)
                 await self._generate(run)
         except TimeoutError:
             return DEADLINE
@@ -155,16 +198,9 @@ class Producer:
             return stopped.error
         return ReplyDone()
 
-    async def _wait_turn(self, run: _Run) -> None:
-        """Wait for the lease; an assistant's reply waits as long as it takes."""
-        request, limit = run.request, self._settings.queue_failover.timeout_seconds
-        if request.queue_seconds is not None:
-            limit = min(limit, request.queue_seconds)
-        try:
-            async with asyncio.timeout(None if request.is_assistant else limit):
-                await run.place.granted()
-        except TimeoutError:
-            raise _Stopped(QUEUE_TIMEOUT) from None
+    async def _on_turn(self, run: _Run) -> None:
+        """It has its lease; do its tokens suffice?"""
+        await run.place.granted()
         run.granted_at = self._clock.monotonic()
         telemetry.reply_granted(run.granted_at - run.arrived_at)
         try:

@@ -11,7 +11,7 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 from typing import NamedTuple
 
-from holdfast.clock import Clock, wait_at_most
+from holdfast.clock import Clock
 from holdfast.errors import HoldfastError
 from holdfast.streaming.live_reply import LiveReply
 from holdfast.streaming.pool.leases import NodeLeases
@@ -20,8 +20,6 @@ from holdfast.streaming.reply_log.contract import LogPage, ReplyLog
 
 BATCH_MAX = 256
 """Entries that a reader gets at once: it bounds the work of one turn."""
-QUEUE_NEWS_SECONDS = 1.0
-"""How often a waiting reader may learn of a new place in the queue."""
 SILENT_SECONDS = 25.0
 """After this time without an entry, a reader elsewhere asks whether the reply is still
 made."""
@@ -48,17 +46,38 @@ class Lost(NamedTuple):
 ReaderEvent = Queued | Lost | Entries
 
 
+class _Waiter:
+    """Wakes one reader; a third of an ``asyncio.Event``, and thousands of them wait."""
+
+    __slots__ = ("_future",)
+
+    def __init__(self) -> None:
+        self._future: asyncio.Future[None] | None = None
+
+    def wake(self) -> None:
+        if self._future is not None and not self._future.done():
+            self._future.set_result(None)
+
+    async def wait(self) -> None:
+        """Returns at the next ``wake``; an earlier one does not count."""
+        self._future = asyncio.get_running_loop().create_future()
+        try:
+            await self._future
+        finally:
+            self._future = None
+
+
 class LiveCursor(AsyncIterator[ReaderEvent]):
     """Reads a reply of this node. ``aclose`` or the end detaches it."""
 
     def __init__(self, reply: LiveReply, after: EntryId | None) -> None:
         self._reply = reply
         self._next = 0 if after is None else after.n + 1
-        self._queued: Queued | None = None
-        self._news = asyncio.Event()
+        self._position = 0
+        self._news = _Waiter()
         self._open = True
         self._loop = asyncio.get_running_loop()
-        self._on_news = self._news.set  # not a method of ours: it must not keep us alive
+        self._on_news = self._news.wake  # not a method of ours: it must not keep us alive
         reply.watch(self._on_news)
 
     async def __anext__(self) -> ReaderEvent:
@@ -70,11 +89,7 @@ class LiveCursor(AsyncIterator[ReaderEvent]):
             if self._reply.end is not None:
                 self.close()
                 break
-            self._news.clear()
-            if self._reply.state == "waiting":
-                await wait_at_most(self._news, QUEUE_NEWS_SECONDS)
-            else:
-                await self._news.wait()
+            await self._news.wait()
         raise StopAsyncIteration
 
     def _take(self) -> ReaderEvent | None:
@@ -86,11 +101,10 @@ class LiveCursor(AsyncIterator[ReaderEvent]):
             self._next = min(reply.visible, at + BATCH_MAX)
             epoch, first = reply.epoch, reply.first
             return [(EntryId(epoch, n), reply.entries[n - first]) for n in range(at, self._next)]
-        if reply.state == "waiting" and (place := reply.place) is not None and place.waiting:
-            queued = Queued(place.position, place.eta_seconds)
-            if queued != self._queued:
-                self._queued = queued
-                return queued
+        place = reply.place
+        if place is not None and place.waiting and place.position != self._position:
+            self._position = place.position
+            return Queued(place.position, place.eta_seconds)
         return None
 
     def close(self) -> None:

@@ -229,14 +229,16 @@ class AssistantReplies:
         loop, cursor = asyncio.get_running_loop(), reply.entries()
         check_at = loop.time() + CHECK_SECONDS
         while True:
+            if loop.time() >= check_at:
+                await check_wanted(self._history, notice)
+                check_at = loop.time() + CHECK_SECONDS
             try:
                 async with asyncio.timeout_at(check_at):
                     event = await anext(cursor)
             except StopAsyncIteration:
                 return
             except TimeoutError:
-                await check_wanted(self._history, notice)
-                check_at = loop.time() + CHECK_SECONDS
+                check_at = loop.time()
                 continue
             if isinstance(event, Lost):
                 raise failure_of(event.error)

@@ -55,6 +55,8 @@ RETRY_SECONDS = 0.2
 """The pause after a failed call."""
 FALLBACK_SECONDS = 1.0
 """How long calls may fail before the node goes on alone."""
+TIMER_SECONDS = 1e-6
+"""A timer may fire this much early."""
 OPERATIONS_MAX = 256
 """Operations in one call."""
 
@@ -288,7 +290,7 @@ class NodeLeases:
 
     def _is_beat_due(self) -> bool:
         now = self._clock.monotonic()
-        if now < self._beat_at:
+        if now < self._beat_at - TIMER_SECONDS:
             return False
         self._beat_at = now + BEAT_SECONDS
         return True

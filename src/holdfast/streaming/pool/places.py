@@ -45,7 +45,7 @@ class PoolPlace:
 
     __slots__ = (
         "_release", "_waiters", "crc", "eta_seconds", "full", "is_confirming", "is_sent",
-        "position", "request", "state",
+        "on_change", "position", "request", "state",
     )  # fmt: skip
 
     def __init__(self, request: PoolRequest, release: Callable[[str], None]) -> None:
@@ -59,6 +59,8 @@ class PoolPlace:
         self.crc = crc32(request.reply_id.encode())
         self._release = release
         self._waiters: tuple[asyncio.Future[None], ...] = ()
+        self.on_change: Callable[[], None] | None = None
+        """Called when its state changes, for who has no task to wait with."""
 
     @property
     def waiting(self) -> bool:
@@ -81,6 +83,8 @@ class PoolPlace:
         for waiter in waiters:
             if not waiter.done():
                 waiter.set_result(None)
+        if self.on_change is not None:
+            self.on_change()
 
     async def _leave(self, states: tuple[PlaceState, ...]) -> None:
         try:
