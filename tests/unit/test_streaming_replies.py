@@ -534,3 +534,15 @@ async def test_failed_reply_is_begun_again_even_if_its_key_was_not_freed() -> No
         second = await rig.start(key="k", body_hash=b"1", replicated=True)
         assert second.reply_id != first.reply_id
         assert (await read(second)).text == "ok"
+
+
+async def test_reply_granted_by_the_call_that_admitted_it_runs_at_once() -> None:
+    rig = ReplyRig(provider=slow(10.0, 3), per_user=1)
+    async with rig.running():
+        await passed(0.5)  # away from a heartbeat
+        await rig.start()
+        await rig.start()
+        rig.per_user = 3
+        await rig.start()  # its admission raises the limit: all three may run
+        await passed(0.1)
+        assert len(rig.provider.opened) == 3

@@ -391,7 +391,7 @@ class NodeLeases:
             self._places.change(place, "leased")
         else:
             self._places.change(place, "waiting")
-            if answer.leased:
+            if answer.leased or place.is_granted:
                 self._confirm(place)
 
     def _place_at(self, place: PoolPlace, position: int) -> None:
@@ -428,11 +428,15 @@ class NodeLeases:
 
     def _on_grant(self, reply_id: str) -> None:
         place = self._places.get(reply_id)
-        if place is not None and place.state == "waiting" and not place.is_confirming:
+        if place is None:
+            return
+        if place.state in ("asked", "moving"):
+            place.is_granted = True
+        elif place.state == "waiting" and not place.is_confirming:
             self._confirm(place)
 
     def _confirm(self, place: PoolPlace) -> None:
-        place.is_confirming = True
+        place.is_confirming, place.is_granted = True, False
         self._post(_Request(Confirm(place.request.reply_id), place))
 
     def _on_cancel(self, reply_id: str) -> None:

@@ -44,8 +44,8 @@ class PoolPlace:
     """
 
     __slots__ = (
-        "_release", "_waiters", "crc", "eta_seconds", "full", "is_confirming", "is_sent",
-        "on_change", "position", "request", "state",
+        "_release", "_waiters", "crc", "eta_seconds", "full", "is_confirming", "is_granted",
+        "is_sent", "on_change", "position", "request", "state",
     )  # fmt: skip
 
     def __init__(self, request: PoolRequest, release: Callable[[str], None]) -> None:
@@ -56,6 +56,8 @@ class PoolPlace:
         self.full: FullCause | None = None
         self.is_sent = False
         self.is_confirming = False
+        self.is_granted = False
+        """A wake-up came before the answer to the call that granted it."""
         self.crc = crc32(request.reply_id.encode())
         self._release = release
         self._waiters: tuple[asyncio.Future[None], ...] = ()
