@@ -16,6 +16,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 
 import pytest
+from long_tier import times
 from result_counts import tally
 
 from engines import Server
@@ -30,7 +31,7 @@ from proof.results import Row
 
 SIZES, BOUNDS = PoolSizes(12), QueueBounds(1_000, 1_000, 1_000)
 PER_USER, USERS = 3, 9
-ROUNDS = int(os.environ.get("HOLDFAST_POOL_FAULTS", "4")) // 4
+ROUNDS = times(40) // 4
 OUTAGE_SECONDS = 2.5
 """Longer than a node waits before it goes on alone."""
 HEALED_SECONDS = 5.0
@@ -156,6 +157,7 @@ async def suffer(fault: Callable[[Server], Awaitable[None]]) -> int:
         server.stop()
 
 
+@pytest.mark.torture
 @pytest.mark.long
 async def test_faults_of_redis_pass_and_replies_go_on() -> None:
     began = time.monotonic()

@@ -93,6 +93,18 @@ async def test_place_is_leased_or_waits_and_follows_the_queue() -> None:
         assert second.position == 1
 
 
+async def test_place_reports_each_change_without_a_task() -> None:
+    async with Nodes().node() as leases:
+        await leased(leases, "r1", "r2", "r3")
+        place, states = leases.ask(request("w1")), list[str]()
+        place.on_change = lambda: states.append(place.state)
+        await asyncio.sleep(0.1)
+        leases.release("r1")
+        await asyncio.sleep(0.1)
+        leases.release("w1")
+        assert states == ["waiting", "leased", "released"]
+
+
 async def test_operations_of_one_turn_are_one_call() -> None:
     nodes = Nodes()
     async with nodes.node() as leases:

@@ -41,6 +41,7 @@ class PoolPlace:
     """A reply's place: in the queue, or active.
 
     ``position`` counts from 1 while it waits. ``eta_seconds`` is None if unknown.
+    ``on_change`` is called after each change of ``state``, for who needs no task.
     """
 
     __slots__ = (
@@ -59,6 +60,7 @@ class PoolPlace:
         self.is_granted = False
         """A wake-up came before the answer to the call that granted it."""
         self.crc = crc32(request.reply_id.encode())
+        self.on_change: Callable[[], None] | None = None
         self._release = release
         self._waiters: tuple[asyncio.Future[None], ...] = ()
         self.on_change: Callable[[], None] | None = None
