@@ -105,6 +105,17 @@ async def test_place_reports_each_change_without_a_task() -> None:
         assert states == ["waiting", "leased", "released"]
 
 
+async def test_place_may_be_released_while_it_reports_a_change() -> None:
+    nodes = Nodes()
+    async with nodes.node() as leases:
+        await leased(leases, "r1", "r2", "r3")
+        place = leases.ask(request("w1"))
+        place.on_change = lambda: leases.release("w1")
+        await asyncio.sleep(2.5)
+        assert place.state == "released" and "w1" not in nodes.server.queue._entries
+        assert nodes.server.freed == {}, "the node's sums are true"
+
+
 async def test_operations_of_one_turn_are_one_call() -> None:
     nodes = Nodes()
     async with nodes.node() as leases:

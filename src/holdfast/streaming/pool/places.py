@@ -41,7 +41,6 @@ class PoolPlace:
     """A reply's place: in the queue, or active.
 
     ``position`` counts from 1 while it waits. ``eta_seconds`` is None if unknown.
-    ``on_change`` is called after each change of ``state``, for who needs no task.
     """
 
     __slots__ = (
@@ -60,7 +59,6 @@ class PoolPlace:
         self.is_granted = False
         """A wake-up came before the answer to the call that granted it."""
         self.crc = crc32(request.reply_id.encode())
-        self.on_change: Callable[[], None] | None = None
         self._release = release
         self._waiters: tuple[asyncio.Future[None], ...] = ()
         self.on_change: Callable[[], None] | None = None
@@ -81,8 +79,8 @@ class PoolPlace:
         """Returns when it is leased and confirmed. Raises as ``decided``."""
         await self._leave(_NOT_LEASED)
 
-    def change(self, state: PlaceState) -> None:
-        self.state = state
+    def notify(self) -> None:
+        """Its state has changed."""
         waiters, self._waiters = self._waiters, ()
         for waiter in waiters:
             if not waiter.done():
@@ -129,7 +127,7 @@ class NodePlaces:
         if self._places.get(reply_id) is not place:
             return
         self._count(place, -1)
-        place.change(state)
+        place.state = state
         self._count(place, 1)
         if state == "waiting":
             self._waiting[reply_id] = place
@@ -138,6 +136,7 @@ class NodePlaces:
             place.position, place.eta_seconds = 0, None
         if state in ("refused", "released"):
             del self._places[reply_id]
+        place.notify()  # last: who is called may change it again
 
     def leases(self) -> Iterator[PoolPlace]:
         return (place for place in self._places.values() if place.state in ("leased", "moving"))
