@@ -558,6 +558,24 @@ class TestRedis:
         finally:
             server.stop()
 
+    async def test_primary_is_found_through_sentinel(self) -> None:
+        primary = redis_engine.start()
+        try:
+            sentinel = redis_engine.sentinel(primary, "replies", 1)
+            try:
+                url = f"redis+sentinel://127.0.0.1:{sentinel.port}/replies/0"
+                clock = ManualClock()
+                async with opened(redis_pool(url, clock), clock) as rig:
+                    await rig.fill()
+                    async with asyncio.timeout(5):
+                        while not rig.cancelled:  # the subscription may begin late
+                            await rig.pool.call("b", [CancelElsewhere("filler0", "a")])
+                            await asyncio.sleep(0.01)
+            finally:
+                sentinel.stop()
+        finally:
+            primary.stop()
+
     async def test_unreachable_redis_is_unavailable_and_startup_goes_on(self) -> None:
         pool = RedisPool("redis://127.0.0.1:1/0", SIZES, BOUNDS)
         await pool.check()
