@@ -16,7 +16,7 @@ import aiohttp
 import psutil
 import pytest
 from long_tier import times
-from reply_reader import SeenReply, numbered_words
+from reply_reader import SeenReply, most_at_once, numbered_words
 from result_counts import tally
 from streaming_rig import StreamingRig, streaming_rig
 from work_rigs import until
@@ -136,17 +136,7 @@ async def test_hundred_users_wait_as_long_as_each_other(tmp_path: Path) -> None:
     assert max(means) <= 2 * sum(means) / len(means)
     for user in waits:
         own = [reply for name, reply in zip(names, replies, strict=True) if name == user]
-        assert _most_at_once(own) <= 3
-
-
-def _most_at_once(replies: Sequence[SeenReply]) -> int:
-    """How many of them were between their first and their last token at a moment."""
-    moves = [(reply.times[0], 1) for reply in replies] + [(r.times[-1], -1) for r in replies]
-    now = most = 0
-    for _, move in sorted(moves):
-        now += move
-        most = max(most, now)
-    return most
+        assert most_at_once(own) <= 3
 
 
 async def test_user_with_500_requests_does_not_keep_50_others_waiting(tmp_path: Path) -> None:

@@ -79,6 +79,16 @@ class SeenReply:
         return ReplySeen(self.reply_id, reader, entries, self.ends, at=self.ended)
 
 
+def most_at_once(replies: Sequence[SeenReply]) -> int:
+    """How many of them were between their first and their last token at a moment."""
+    moves = [(reply.times[0], 1) for reply in replies] + [(r.times[-1], -1) for r in replies]
+    now = most = 0
+    for _, move in sorted(moves):
+        now += move
+        most = max(most, now)
+    return most
+
+
 def tokens_of(words: str) -> Sequence[str]:
     """The tokens in which the scripted model repeats these words."""
     first, *others = words.split(" ")

@@ -78,9 +78,18 @@ class RigNode:
 
     async def status(self) -> Any:
         """What the node reports of its replies."""
+        return (await self._admin("/admin/status"))["replies"]
+
+    async def completion_tokens(self) -> dict[str, int]:
+        """What it has counted, by user."""
+        rows = (await self._admin("/admin/usage?limit=1000"))["rows"]
+        return {row["user"]: row["completion_tokens"] for row in rows}
+
+    async def _admin(self, path: str) -> Any:
         headers = {"Authorization": f"Bearer {self.admin_key}"}
-        async with self.session.get("/admin/status", headers=headers) as answer:
-            return (await answer.json())["replies"]
+        async with self.session.get(path, headers=headers) as answer:
+            assert answer.status == 200, await answer.text()
+            return await answer.json()
 
     async def _is_ready(self) -> bool:
         try:
