@@ -170,6 +170,8 @@ class ReplyPieces(AsyncIterator[bytes]):
     No generator: ``aclose`` also detaches a reader that never began.
     """
 
+    __slots__ = ("_cursor", "_reply_id")  # one for each client that waits
+
     def __init__(self, reply: AttachedReply, after: EntryId | None = None) -> None:
         self._reply_id = reply.reply_id
         self._cursor = reply.entries(after)
@@ -188,6 +190,8 @@ class ReplyPieces(AsyncIterator[bytes]):
 class EventPieces(ReplyPieces):
     """Events for a client that has just asked: a reply that fails before its first
     token is an ordinary error response, if there is still time for one."""
+
+    __slots__ = ("_is_silent", "_renderer")
 
     def __init__(
         self, reply: AttachedReply, renderer: Renderer, after: EntryId | None = None
@@ -232,6 +236,8 @@ def _says_something(entry: ReplyEntry) -> bool:
 
 class ResumedPieces(EventPieces):
     """Events for a client that reads a reply again: its failure is an event too."""
+
+    __slots__ = ()
 
     def _failure(self, rendered: bytes, error: ReplyError) -> bytes:
         return rendered

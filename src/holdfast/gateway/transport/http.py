@@ -22,6 +22,7 @@ from holdfast.bounds import KIB
 from holdfast.errors import InvalidMessage, RateLimited, Unavailable
 from holdfast.gateway.handshake import RETURN_SECONDS, Refusal, UpgradeRequest, refused_with
 from holdfast.gateway.memory_budget import MemoryBudget
+from holdfast.gateway.transport.lean import NO_WAITER, LeanFlow, LeanPipeline
 from holdfast.gateway.transport.port import Port
 from holdfast.gateway.transport.responses import OneWrite, refusal_response, too_large
 
@@ -113,6 +114,7 @@ class HttpRequests(HttpToolsProtocol):
 
     def __init__(self, deps: HttpDeps, log: telemetry.ThrottledLog, **given: Any) -> None:
         super().__init__(**given)
+        self.pipeline = LeanPipeline()  # type: ignore[assignment]
         self._deps = deps
         self._log = log
         self._peer = ""
@@ -125,6 +127,7 @@ class HttpRequests(HttpToolsProtocol):
     # uvicorn narrows the type of ``transport`` as well
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
+        self.flow = LeanFlow(transport)
         # so the budget counts what the kernel does not take
         transport.set_write_buffer_limits(high=0)
         self._peer = self.client[0] if self.client else ""
@@ -356,6 +359,8 @@ class HttpRequests(HttpToolsProtocol):
             return
         self.flow.resume_reading()
         self._on_disconnect = callback
+        if self._answering is not None:
+            self._answering.message_event = NO_WAITER  # type: ignore[assignment]
 
     def _set_unread_seconds(self, seconds: float) -> None:
         self._unread_seconds_max = seconds

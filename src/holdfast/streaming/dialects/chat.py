@@ -70,6 +70,8 @@ def read_request(fields: Mapping[str, Raw]) -> DialectRequest:
 class ChatEvents:
     """A reply as chunks. ``shown`` is that of the request."""
 
+    __slots__ = ("_last", "_with_usage")  # one for each client that waits
+
     def __init__(self, shown: str) -> None:
         self._with_usage = shown == _WITH_USAGE
         self._last = b""
