@@ -169,7 +169,20 @@ async def test_release_by_another_ends_the_wait() -> None:
         with pytest.raises(PlaceReleased):
             await waiting
         leases.release("w1")
-        assert leases.ask(request("w1")).state == "asked", "it may come again"
+        with pytest.raises(PlaceReleased):
+            await leases.move("w1", "own")
+
+
+async def test_id_that_asks_again_gives_up_its_place() -> None:
+    nodes = Nodes()
+    async with nodes.node() as leases:
+        (first,) = await leased(leases, "r1")
+        second = leases.ask(request("r1", "another"))
+        await second.granted()
+        assert first.state == "released"
+        await asyncio.sleep(1.1)
+        assert nodes.server.queue._entries["r1"].user.name == "another"
+        assert nodes.server.freed == {} and leases.status().active["default"] == 1
 
 
 async def test_move_returns_when_it_is_leased_in_the_other_pool() -> None:

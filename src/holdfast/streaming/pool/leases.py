@@ -113,6 +113,7 @@ class NodeLeases:
         self._shared_answers = False
         self._view = PoolView("", True, (), (node,), (), (), {}, {}, {}, 0.0)
         self._share = nodes_last_seen
+        self._pool_id = ""
         self._reading: dict[str, tuple[str, int]] = {}
         self._cancelled: frozenset[str] = frozenset()
         self.nodes: Sequence[str] = (node,)
@@ -125,7 +126,11 @@ class NodeLeases:
     # For the replies of this node
 
     def ask(self, request: PoolRequest) -> PoolPlace:
-        """A place for a reply. Never fails and never waits: ask the place."""
+        """A place for a reply. Never fails and never waits: ask the place.
+
+        An id that has a place gives it up.
+        """
+        self.release(request.reply_id)
         place = PoolPlace(request, self.release)
         self._places.add(place)
         self._post(_Request(Admit(request), place))
@@ -413,6 +418,9 @@ class NodeLeases:
     def _apply(self, pool: Pool, view: PoolView) -> None:
         self._view = view
         if pool is self._shared:
+            if view.pool_id != self._pool_id:
+                telemetry.log.info("streaming.pool_found", pool=view.pool_id)
+                self._pool_id = view.pool_id
             self.nodes = view.nodes
             self._share = max(1, len(view.nodes))
             self.read_elsewhere = frozenset(view.read_elsewhere)
