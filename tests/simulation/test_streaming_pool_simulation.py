@@ -59,7 +59,7 @@ class Node:
             SIZES,
             clock,
             fallback=lambda nodes: MemoryPool(SIZES.share(nodes), BOUNDS.share(nodes), clock),
-            nodes_last_seen=3,
+            nodes_last_seen=lambda: 3,
         )
 
     async def start(self) -> None:

@@ -425,7 +425,9 @@ class TestFallback:
             shares.append(nodes)
             return MemoryPool(SIZES.share(nodes), BOUNDS.share(nodes), clock)
 
-        leases = NodeLeases("a", server.link(), SIZES, clock, fallback=fallback, nodes_last_seen=3)
+        leases = NodeLeases(
+            "a", server.link(), SIZES, clock, fallback=fallback, nodes_last_seen=lambda: 3
+        )
         async with leases.running():
             places = [leases.ask(request(f"r{n}")) for n in range(2)]
             await asyncio.sleep(2)

@@ -41,7 +41,7 @@ class NodeStreaming:
     ) -> None:
         streaming = settings.streaming
         self._limits, self._per_user = limits, streaming.pool.per_user
-        self._pool, self._leases = _open_pool(settings, node_id, clock)
+        self._pool, self._leases = _open_pool(settings, node_id, limits, clock)
         self._routing = open_routing(streaming, os.environ, clock, random.Random())
         self._writer = LogWriter(engines.replies)
         self._accounts = ReplyAccounts(limits.entry_points, engines.usage, clock, Ids(clock))
@@ -120,8 +120,13 @@ class NodeStreaming:
         }
 
 
-def _open_pool(settings: Settings, node_id: str, clock: Clock) -> tuple[Pool, NodeLeases]:
-    """In memory for a node that is alone, else in the Redis that nodes share."""
+def _open_pool(
+    settings: Settings, node_id: str, limits: LimitsParts, clock: Clock
+) -> tuple[Pool, NodeLeases]:
+    """In memory for a node that is alone, else in the Redis that nodes share.
+
+    A node that starts without that Redis divides by the nodes that the limiter kept.
+    """
     streaming, queue = settings.streaming, settings.streaming.queue_failover
     own = {p.pool: p.concurrency_max for p in streaming.providers if p.concurrency_max}
     sizes = PoolSizes(streaming.pool.total, own)
@@ -137,4 +142,7 @@ def _open_pool(settings: Settings, node_id: str, clock: Clock) -> tuple[Pool, No
     def alone(nodes: int) -> Pool:
         return MemoryPool(sizes.share(nodes), bounds.share(nodes), clock)
 
-    return shared, NodeLeases(node_id, shared, sizes, clock, fallback=alone)
+    def nodes() -> int:
+        return limits.limiter.nodes
+
+    return shared, NodeLeases(node_id, shared, sizes, clock, fallback=alone, nodes_last_seen=nodes)

@@ -85,7 +85,8 @@ class NodeLeases:
     """See the module. Works while ``running`` is entered.
 
     ``fallback`` makes a pool in memory for this node as one of that many; None: the
-    pool is in memory already.
+    pool is in memory already. ``nodes_last_seen`` says how many there are to a node
+    that has not reached the shared pool since it started.
     """
 
     def __init__(
@@ -96,7 +97,7 @@ class NodeLeases:
         clock: Clock,
         *,
         fallback: Callable[[int], Pool] | None = None,
-        nodes_last_seen: int = 1,
+        nodes_last_seen: Callable[[], int] = lambda: 1,
     ) -> None:
         self._node = node
         self._shared = pool
@@ -112,7 +113,8 @@ class NodeLeases:
         self._probe: asyncio.Task[None] | None = None
         self._shared_answers = False
         self._view = PoolView("", True, (), (node,), (), (), {}, {}, {}, 0.0)
-        self._share = nodes_last_seen
+        self._nodes_last_seen = nodes_last_seen
+        self._share = 1
         self._pool_id = ""
         self._reading: dict[str, tuple[str, int]] = {}
         self._cancelled: frozenset[str] = frozenset()
@@ -256,6 +258,8 @@ class NodeLeases:
         if self._failing_since is None:
             self._failing_since = now
         elif self._fallback is not None and now - self._failing_since >= FALLBACK_SECONDS:
+            if not self._pool_id:
+                self._share = max(1, self._nodes_last_seen())
             reason = str(error) or "no answer in time"
             telemetry.log.warning("streaming.pool_unavailable", error=reason, nodes=self._share)
             await self._go_on_alone(self._fallback(self._share))
