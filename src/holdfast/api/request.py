@@ -88,6 +88,7 @@ class Request:
     def forget_headers(self) -> None:
         """Keep only what the access log needs: thousands of answers may wait."""
         self.raw_headers.clear()
+        self.decisions = ()
         self.headers = {
             name: value for name, value in self.headers.items() if name == b"x-forwarded-for"
         }
