@@ -202,6 +202,8 @@ class RedisPool:
                 await self._receive(redis, f"{self._prefix}wake:{node}", words)
             except (RedisError, OSError) as error:
                 self._on_trouble(error)
+            except Exception as error:  # of what a wake-up calls
+                telemetry.defect("streaming", error)
             finally:
                 with suppress(RedisError, OSError):
                     await redis.aclose()
