@@ -503,6 +503,24 @@ class TestRedis:
             ]  # fmt: skip
         await client.aclose()
 
+    async def test_defect_of_a_listener_does_not_end_the_wake_ups(
+        self, redis_server: Server
+    ) -> None:
+        clock, heard = ManualClock(), list[str]()
+        pool = redis_pool(redis_server.url, clock)
+
+        def on_cancel(reply_id: str) -> None:
+            heard.append(reply_id)
+            raise RuntimeError("a defect")
+
+        async with opened(pool, clock) as rig:
+            await rig.fill()
+            pool.listen("a", rig.granted.append, on_cancel)
+            async with asyncio.timeout(5):
+                while len(heard) < 2:
+                    await pool.call("b", [CancelElsewhere("filler0", "a")])
+                    await asyncio.sleep(0.01)
+
     async def test_every_key_has_the_prefix_and_none_is_left(self, redis_server: Server) -> None:
         clock = ManualClock()
         pool = redis_pool(redis_server.url, clock)
