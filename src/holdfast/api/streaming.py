@@ -121,7 +121,7 @@ class StreamedBody:
 
     __slots__ = (
         "_ends_as", "_ends_at", "_head_sent", "_held", "_loop", "_may_start", "_name", "_pieces",
-        "_sending", "_sent_at", "_started", "_tasks", "_timer", "bounds", "end",
+        "_send", "_sending", "_sent_at", "_started", "_tasks", "_timer", "bounds", "end",
     )  # fmt: skip
 
     def __init__(
@@ -139,7 +139,10 @@ class StreamedBody:
         """Done when there is a reason to send the head, or to send none."""
         self._started = False
         """The head is due: what goes wrong from now on cuts the answer."""
-        self._head_sent: asyncio.Future[AsgiSend] = loop.create_future()
+        self._send: AsgiSend | None = None
+        """Set when the head has been sent."""
+        self._head_sent: asyncio.Future[None] | None = None
+        """While a piece waits for that."""
         self._held: list[bytes] = []
         """Pieces that leave with the head."""
         self._sent_at, self._sending = math.inf, False
@@ -197,19 +200,19 @@ class StreamedBody:
             await send({"type": "http.response.body", "body": held, "more_body": True})
             if not self._held:
                 break
-        self._sent_at = self._loop.time()
-        self._head_sent.set_result(send)
+        self._send, self._sent_at = send, self._loop.time()
+        if self._head_sent is not None:
+            self._head_sent.set_result(None)
         self._set_timer()
 
     async def _send_pieces(self) -> None:
         """Pull every piece; hold those before the head, send the others."""
         async for piece in self._pieces:
-            if self._head_sent.done():
-                await self._send_piece(piece)
+            if self._send is not None:
+                await self._send_piece(self._send, piece)
             else:
                 await self._hold(piece)
-        self._start_now()
-        send = await self._head_sent
+        send = self._send or await self._wait_for_head()
         await send({"type": "http.response.body", "body": b""})
 
     async def _hold(self, piece: bytes) -> None:
@@ -217,12 +220,18 @@ class StreamedBody:
             raise piece.error
         self._held.append(piece)
         if not isinstance(piece, QuietPiece):
-            self._start_now()
-            await self._head_sent
+            await self._wait_for_head()
 
-    async def _send_piece(self, piece: bytes) -> None:
+    async def _wait_for_head(self) -> AsgiSend:
+        self._start_now()
+        self._head_sent = self._loop.create_future()
+        await self._head_sent
+        self._head_sent = None
+        assert self._send is not None
+        return self._send
+
+    async def _send_piece(self, send: AsgiSend, piece: bytes) -> None:
         self._sending = True
-        send = self._head_sent.result()
         await send({"type": "http.response.body", "body": piece, "more_body": True})
         self._sending, self._sent_at = False, self._loop.time()
 
@@ -283,10 +292,11 @@ class StreamedBody:
         if now >= self._ends_at:
             self._finish(self._ends_as)
             return
-        if now - self._sent_at >= self.bounds.idle_seconds:
+        if self._send is not None and now - self._sent_at >= self.bounds.idle_seconds:
             self._sent_at = now
             if not self._sending:
-                idle = self._loop.create_task(self._send_piece(self.bounds.idle_piece))
+                piece = self._send_piece(self._send, self.bounds.idle_piece)
+                idle = self._loop.create_task(piece)
                 idle.add_done_callback(self._tasks.remove)
                 self._tasks.append(idle)
         self._set_timer()

@@ -41,7 +41,6 @@ CALLERS_MAX = 16_384
 """Recent callers whose checks are cached: they are the same for every send."""
 
 
-@lru_cache(CALLERS_MAX)
 def checks_of(entry_point: EntryPoint, who: User, address: str = "") -> Sequence[Check]:
     """The checks of an entry point. Unknown users, tenants and addresses are left out.
 
@@ -60,6 +59,11 @@ def checks_of(entry_point: EntryPoint, who: User, address: str = "") -> Sequence
     elif who.tenant:
         checks.append(Check(who.tenant, f"{entry_point}:tenant", who.tenant))
     return checks
+
+
+_cached_checks_of = lru_cache(CALLERS_MAX)(checks_of)
+_NOT_CACHED: tuple[EntryPoint, ...] = ("reply", "tokens")
+"""A user asks seldom for these, and a cached caller takes 1 KiB."""
 
 
 class EntryPoints:
@@ -119,7 +123,8 @@ class EntryPoints:
 
         It is checked again only if the tenant has its own rule for addresses.
         """
-        checks = checks_of(entry_point, who, address)
+        make = checks_of if entry_point in _NOT_CACHED else _cached_checks_of
+        checks = make(entry_point, who, address)
         if (
             entry_point != "connect"
             or not who.tenant
