@@ -14,7 +14,7 @@ from credentials import SECRET, MemoryCredentials, key_ring
 from msgspec import structs
 
 from holdfast.access.contract import ApiKey, Credentials
-from holdfast.access.keys import KeyRing, is_api_key
+from holdfast.access.keys import KeyRing, is_api_key, new_key
 from holdfast.access.principal import ADMIN_SCOPES, TENANT_SCOPES, USER_SCOPES, KeyScope
 from holdfast.access.secrets import FileCredentials, open_secrets, read_keys, write_keys
 from holdfast.errors import (
@@ -134,6 +134,13 @@ async def test_a_kept_key_of_a_tenant_that_cannot_be_is_not_known() -> None:
 def test_every_scope_is_described_in_the_guide(scope: str) -> None:
     guide = Path(__file__).parents[2] / "docs/guides/access.md"
     assert f"| `{scope}` |" in guide.read_text()
+
+
+def test_chats_write_of_an_admin_key_is_no_users_scope() -> None:
+    tenant, _ = new_key("tenant", "k", AT, tenant="acme", scopes=["chats:write"])
+    admin, _ = new_key("admin", "k", AT, scopes=["chats:write"])
+    assert "chats:send" in tenant.principal().scopes
+    assert "chats:send" not in admin.principal().scopes
 
 
 def test_no_tenant_scope_reaches_across_tenants() -> None:
