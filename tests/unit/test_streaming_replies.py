@@ -546,3 +546,31 @@ async def test_reply_granted_by_the_call_that_admitted_it_runs_at_once() -> None
         await rig.start()  # its admission raises the limit: all three may run
         await passed(0.1)
         assert len(rig.provider.opened) == 3
+
+
+class FlakyLog(MemoryReplyLog):
+    """Its connection is broken for a while."""
+
+    broken_until = 0.0
+
+    async def read(self, *given: object) -> object:  # type: ignore[override]
+        if asyncio.get_running_loop().time() < self.broken_until:
+            raise Unavailable("the connection broke")
+        return await super().read(*given)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("seconds", "is_found"), [(0.5, True), (5.0, False)])
+async def test_reply_is_looked_for_again_while_the_log_fails_for_a_moment(
+    seconds: float, is_found: bool
+) -> None:
+    log = FlakyLog(LoopClock())
+    rig = ReplyRig(log=log)
+    async with rig.running():
+        reply = await rig.start(replicated=True)
+        await read(reply)
+        log.broken_until = asyncio.get_running_loop().time() + seconds
+        if is_found:
+            assert (await read(await rig.parts.find(ANNA, reply.reply_id))).code == "done"
+        else:
+            with pytest.raises(Unavailable, match="read"):
+                await rig.parts.find(ANNA, reply.reply_id)

@@ -46,6 +46,9 @@ KEPT_SECONDS = 30.0
 """How long an ended reply stays in memory whose end the log does not have."""
 END_SECONDS = 3.0
 """How long stopped replies may take to end while the node stops."""
+FIND_SECONDS = 1.0
+"""How long a failing log is asked again for a reply."""
+FIND_PAUSE_SECONDS = 0.1
 CLAIM_TRIES_MAX = 3
 CancelCause = str
 
@@ -277,10 +280,17 @@ class StreamingParts:
         return found
 
     async def _find_in_log(self, reply_id: str) -> AttachedReply | None:
-        try:
-            return await attach_log(reply_id, self._log, self._leases, self._clock)
-        except (Deferred, OutcomeUnknown):
-            raise _log_unavailable() from None
+        """Tries for a second: EventSource gives up at the first 503."""
+        until = self._clock.monotonic() + FIND_SECONDS
+        while True:
+            try:
+                return await attach_log(reply_id, self._log, self._leases, self._clock)
+            except (Deferred, OutcomeUnknown):
+                if self._clock.monotonic() >= until:
+                    raise Unavailable(
+                        "replies cannot be read now", retry_after_seconds=2.0
+                    ) from None
+            await asyncio.sleep(FIND_PAUSE_SECONDS)
 
     async def cancel(self, owner: Owner, reply_id: str) -> AttachedReply:
         """Cancel the owner's reply, here or at another node. Repeats change nothing."""
