@@ -575,3 +575,15 @@ async def test_reply_is_looked_for_again_while_the_log_fails_for_a_moment(
         else:
             with pytest.raises(Unavailable, match="read"):
                 await rig.parts.find(ANNA, reply.reply_id)
+
+
+async def test_reply_stopped_before_its_first_step_ends_and_frees_its_lease() -> None:
+    rig = ReplyRig()
+    async with rig.running():
+        reply = await rig.start()
+        await rig.parts.cancel(ANNA, reply.reply_id)
+        async with asyncio.timeout(5):
+            reading = await read(reply)
+        assert reading.code == "cancelled"
+        await asyncio.sleep(2)
+        assert sum(rig.leases.status().active.values()) == 0

@@ -61,6 +61,9 @@ class LiveReply:
         self.end: ReplyEnd | None = None
         self.place: PoolPlace | None = None
         self.task: asyncio.Task[None] | None = None
+        self.has_begun = False
+        """Its task has made its first step: a task cancelled before that runs no code,
+        so nobody would release its lease or end it."""
         self._position = 0
         self.stop_cause: ReplyError | None = None
         """Why it is being stopped; set before its task is cancelled."""
@@ -70,7 +73,7 @@ class LiveReply:
         self._watchers: dict[Callable[[], None], bool] = {}
         """Called when there is something new; whether the watcher is a reader."""
         self.on_stopped: Callable[[], None] = lambda: None
-        """Called when it is stopped while it has no task yet."""
+        """Called when it is stopped before its task has begun."""
         self.on_unread: Callable[[], None] = lambda: None
         """Called when the last reader has left."""
         self.unread_timer: asyncio.TimerHandle | None = None
@@ -150,7 +153,7 @@ class LiveReply:
         if self.stop_cause is not None or self.is_ending:
             return False
         self.stop_cause = cause
-        if self.task is not None:
+        if self.task is not None and self.has_begun:
             self.task.cancel()
         else:
             self.on_stopped()

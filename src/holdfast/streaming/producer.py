@@ -161,6 +161,7 @@ class Producer:
 
     async def _run(self, run: _Run) -> None:
         end: ReplyEnd = INTERNAL
+        run.live.has_begun = True
         try:
             end = await self._make(run)
         except asyncio.CancelledError:
