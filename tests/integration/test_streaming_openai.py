@@ -15,14 +15,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import openai
 import pytest
 from scripted_node import SCRIPTS, STREAMING, ScriptedNode, scripted_node, until
 
 from holdfast.streaming.pool.contract import PoolSettings
 from holdfast.streaming.settings import QueueFailoverSettings, StreamingSettings
 from proof.proxy import Proxy
-
-openai = pytest.importorskip("openai")
 
 HELLO: Any = [{"role": "user", "content": "hello wide world"}]
 TEXT = "You wrote: hello wide world"
