@@ -11,11 +11,12 @@ import asyncio
 import random
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from datetime import UTC, datetime
-from typing import Protocol
+from typing import Any, Protocol, TypeVar
 
+T = TypeVar("T")
 _CROCKFORD = "0123456789ABCDEFGHJKMNPQRSTVWXYZ"
 _PAIRS = [first + second for first in _CROCKFORD for second in _CROCKFORD]
 """Ten bits as two characters."""
@@ -126,6 +127,56 @@ async def wait_at_most(event: asyncio.Event, seconds: float) -> bool:
             return await event.wait()
     except TimeoutError:
         return False
+
+
+class SharedTimeout:
+    """Bounds one wait after another with a single timer.
+
+    A stream waits for each of its tokens; an ``asyncio.timeout`` for each would be an
+    eighth of what a token costs. Close it.
+    """
+
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._timer: asyncio.TimerHandle | None = None
+        self._task: asyncio.Task[Any] | None = None
+        self._due = 0.0
+        self._has_expired = False
+
+    async def wait(self, awaited: Awaitable[T], due: float) -> T:
+        """Its result; TimeoutError if it takes until ``due``, in the loop's time."""
+        task = asyncio.current_task()
+        assert task is not None
+        cancels = task.cancelling()
+        self._due, self._task = due, task
+        if self._timer is None or self._timer.when() > due:
+            self._arm(due)
+        try:
+            return await awaited
+        except asyncio.CancelledError as error:
+            if self._has_expired and task.uncancel() <= cancels:
+                raise TimeoutError from error
+            raise
+        finally:
+            self._task, self._has_expired = None, False
+
+    def close(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def _arm(self, due: float) -> None:
+        self.close()
+        self._timer = self._loop.call_at(due, self._on_timer)
+
+    def _on_timer(self) -> None:
+        self._timer = None
+        if self._task is None:
+            return  # the next wait arms it again
+        if self._loop.time() < self._due:
+            self._arm(self._due)
+        else:
+            self._has_expired = True
+            self._task.cancel()
 
 
 def start_thread(work: Callable[[], None], name: str) -> asyncio.Event:

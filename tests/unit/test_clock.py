@@ -7,7 +7,15 @@ import random
 
 import pytest
 
-from holdfast.clock import TURN_SECONDS, Ids, ManualClock, Turns, timestamp, wait_at_most
+from holdfast.clock import (
+    TURN_SECONDS,
+    Ids,
+    ManualClock,
+    SharedTimeout,
+    Turns,
+    timestamp,
+    wait_at_most,
+)
 
 
 def test_ids_rise_within_a_millisecond_and_when_the_clock_steps_back() -> None:
@@ -79,3 +87,40 @@ async def test_long_work_gives_way_when_its_turn_has_had_its_time_and_not_before
         await asyncio.sleep(0)
         others += 1
     assert others == 4, "once at the start, and after each four pieces"
+
+
+async def test_shared_timeout_bounds_each_wait_and_none_between_them() -> None:
+    loop, timeout = asyncio.get_running_loop(), SharedTimeout()
+    for _ in range(5):
+        assert await timeout.wait(asyncio.sleep(0.9, "x"), loop.time() + 1) == "x"
+        await asyncio.sleep(3)
+    began = loop.time()
+    with pytest.raises(TimeoutError):
+        await timeout.wait(asyncio.sleep(5), began + 1)
+    assert loop.time() == pytest.approx(began + 1)
+    assert await timeout.wait(asyncio.sleep(0.5, "again"), loop.time() + 1) == "again"
+    timeout.close()
+
+
+async def test_shared_timeout_that_comes_earlier_than_the_last_one_counts() -> None:
+    loop, timeout = asyncio.get_running_loop(), SharedTimeout()
+    await timeout.wait(asyncio.sleep(0.1), loop.time() + 60)
+    began = loop.time()
+    with pytest.raises(TimeoutError):
+        await timeout.wait(asyncio.sleep(30), began + 2)
+    assert loop.time() == pytest.approx(began + 2)
+    timeout.close()
+
+
+async def test_shared_timeout_lets_a_cancellation_through() -> None:
+    loop, timeout = asyncio.get_running_loop(), SharedTimeout()
+
+    async def wait() -> None:
+        await timeout.wait(asyncio.sleep(30), loop.time() + 10)
+
+    for seconds in (1, 10):  # before its time, and in the same moment
+        waiting = asyncio.create_task(wait())
+        loop.call_later(seconds, waiting.cancel)
+        with pytest.raises(asyncio.CancelledError):
+            await waiting
+    timeout.close()

@@ -25,7 +25,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from typing import NamedTuple
 
 from holdfast.bounds import MIB
-from holdfast.clock import Clock
+from holdfast.clock import Clock, SharedTimeout
 from holdfast.errors import BadSetting
 from holdfast.resilience import Backoff
 from holdfast.streaming.providers.contract import (
@@ -192,7 +192,8 @@ class RoutedStream:
             finally:
                 self._request = None  # it may be megabytes, and nobody needs it now
             self.provider = source.provider.name
-            finished = False
+            finished, timeout = False, SharedTimeout()
+            block.callback(timeout.close)
             time, gap_seconds = asyncio.get_running_loop().time, self._clocks.gap_seconds
             try:
                 while True:
@@ -203,8 +204,7 @@ class RoutedStream:
                         due = time() + gap_seconds
                     elif shown:
                         due = time() + FINISHED_SECONDS
-                    async with asyncio.timeout_at(due):
-                        batch = await anext(chunks)
+                    batch = await timeout.wait(anext(chunks), due)
             except StopAsyncIteration:
                 pass
             except TimeoutError:
