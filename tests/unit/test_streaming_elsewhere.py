@@ -160,3 +160,50 @@ async def test_operator_sees_and_cancels_a_reply_from_any_node() -> None:
         assert not await two.parts.cancel_any("unknown")
         with pytest.raises(NotFound):
             await two.parts.summary("unknown")
+
+
+async def test_key_of_a_node_that_restarted_begins_a_new_reply() -> None:
+    async with two_nodes(1) as (_, two):
+        await two.log.begin("rpl_old", begin("node-a"))  # which lives, but does not make it
+        await two.log.claim(KeyClaim(ANNA, "k", b"1", "rpl_old", "node-a"))
+        reply = await two.start(replicated=True, key="k", body_hash=b"1")
+        assert reply.reply_id != "rpl_old"
+        assert (await read(reply)).code == "done"
+
+
+async def test_key_whose_reply_never_began_at_a_living_node_is_free() -> None:
+    async with two_nodes(1) as (_, two):
+        await two.log.claim(KeyClaim(ANNA, "k", b"1", "rpl_old", "node-a"))
+        reply = await two.start(replicated=True, key="k", body_hash=b"1")
+        assert (await read(reply)).code == "done"
+
+
+async def test_reader_that_is_closed_after_its_end_leaves_the_others_counted() -> None:
+    async with two_nodes() as (one, two):
+        made = await one.start(replicated=True)
+        found = await two.parts.find(ANNA, made.reply_id)
+        stays, leaves = found.entries(), found.entries()
+        await anext(stays)
+        for _ in range(2):
+            await leaves.aclose()
+        await asyncio.sleep(15)
+        assert made.reply_id in one.leases.read_elsewhere
+
+
+async def test_reader_that_nobody_closed_is_not_counted() -> None:
+    async with two_nodes() as (one, two):
+        made = await one.start(replicated=True)
+        cursor = (await two.parts.find(ANNA, made.reply_id)).entries()
+        await asyncio.sleep(2)
+        assert made.reply_id in one.leases.read_elsewhere
+        del cursor
+        await asyncio.sleep(15)
+        assert made.reply_id not in one.leases.read_elsewhere
+
+
+async def test_nobody_is_dead_before_the_pool_has_answered_once() -> None:
+    leases = ReplyRig().leases
+    assert not leases.is_dead("node-z")
+    async with leases.running():
+        await asyncio.sleep(0.1)
+        assert leases.is_dead("node-z")

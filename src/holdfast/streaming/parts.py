@@ -49,6 +49,8 @@ END_SECONDS = 3.0
 FIND_SECONDS = 1.0
 """How long a failing log is asked again for a reply."""
 FIND_PAUSE_SECONDS = 0.1
+UNLISTED_SECONDS = 2.5
+"""How long a reply may begin or end while the pool does not list it."""
 CLAIM_TRIES_MAX = 3
 CancelCause = str
 
@@ -125,32 +127,55 @@ class StreamingParts:
     async def _claim(self, claim: KeyClaim) -> KeyClaim:
         try:
             return await self._log.claim(claim)
-        except (Deferred, OutcomeUnknown):
+        except OutcomeUnknown:
+            self._in_background(self._free(claim))
+            raise _log_unavailable() from None
+        except Deferred:
             raise _log_unavailable() from None
 
     async def _attach(self, winner: KeyClaim, request: ReplyRequest) -> AttachedReply | None:
-        """The reply of an earlier claim; None if it failed or its node is gone."""
+        """The reply of an earlier claim; None if it failed or nobody makes it."""
         if winner.body_hash != request.body_hash:
             raise KeyReused("this Idempotency-Key belongs to another request")
         if (beginning := self._beginning.get(winner.reply_id)) is not None:
             await beginning.wait()
-        try:
-            found = await self.find(request.owner, winner.reply_id)
-        except NotFound:
-            if winner.node in self._leases.nodes and winner.node != self._node:  # not begun yet
-                raise Unavailable("it is just being begun", retry_after_seconds=1.0) from None
-            return None
-        if found.end is None and not self._is_made(found.begin.node, winner.reply_id):
-            return None
-        if isinstance(found.end, ReplyError):
+        found = await self._find_claimed(winner)
+        if found is None or isinstance(found.end, ReplyError):
             return None
         request.reservation.free()
         return found
 
-    def _is_made(self, node: str, reply_id: str) -> bool:
-        if node == self._node:
-            return reply_id in self._held
-        return not self._leases.shared_up or node in self._leases.nodes
+    async def _find_claimed(self, winner: KeyClaim) -> AttachedReply | None:
+        """The reply of a claim; None if it has no end and nobody makes it.
+
+        A node that restarts has its old name, so that it lives says nothing: the pool
+        must list the reply. A reply that just begins or ends is not in the pool either.
+        """
+        for is_last in (False, True):
+            try:
+                found = await self.find(winner.owner, winner.reply_id)
+            except NotFound:
+                found = None
+            if found is not None and found.end is not None:
+                return found
+            if await self._is_made(winner):
+                if found is None:
+                    raise Unavailable("it is just being begun", retry_after_seconds=1.0)
+                return found
+            if is_last or winner.node == self._node or self._leases.is_dead(winner.node):
+                break
+            await asyncio.sleep(UNLISTED_SECONDS)
+        return None
+
+    async def _is_made(self, claim: KeyClaim) -> bool:
+        if claim.node == self._node:
+            return claim.reply_id in self._held
+        if self._leases.is_dead(claim.node):
+            return False
+        try:
+            return await self._leases.locate(claim.reply_id) == claim.node
+        except Unavailable:
+            return True  # nobody can say
 
     async def _begin_claimed(self, request: ReplyRequest, claim: KeyClaim) -> AttachedReply:
         begun = self._beginning[request.reply_id] = asyncio.Event()
@@ -244,9 +269,11 @@ class StreamingParts:
             self._stop(held.live, "elsewhere")
 
     def _on_ended(self, live: LiveReply) -> None:
-        held = self._held[live.reply_id]
         if live.unread_timer is not None:
             live.unread_timer.cancel()
+        held = self._held.get(live.reply_id)
+        if held is None:
+            return  # erased meanwhile
         if held.claim is not None and not isinstance(live.end, ReplyDone):
             self._in_background(self._free(held.claim))
         if held.replicated and not live.resumable:

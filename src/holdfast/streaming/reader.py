@@ -140,6 +140,8 @@ class LogCursor(AsyncIterator[ReaderEvent]):
         self._pages = log.follow(reply_id, after)
         self._heard_at = clock.monotonic()
         self._ended = False
+        self._open = True
+        self._loop = asyncio.get_running_loop()
         leases.reading(reply_id, begin.node)
 
     async def __anext__(self) -> ReaderEvent:
@@ -176,13 +178,13 @@ class LogCursor(AsyncIterator[ReaderEvent]):
                 self._ended = True
         self._last = last
         if self._ended:
-            self._leases.not_reading(self._reply_id)
+            self._detach()
         return entries
 
     async def _is_lost(self) -> bool:
         """Whether the reply's node is dead, or has been silent and does not hold it."""
         producer = self._begin.node
-        if self._leases.shared_up and producer not in self._leases.nodes:
+        if self._leases.is_dead(producer):
             return True
         if self._clock.monotonic() - self._heard_at < SILENT_SECONDS:
             return False
@@ -193,12 +195,22 @@ class LogCursor(AsyncIterator[ReaderEvent]):
 
     def _lose(self, error: ReplyError) -> Lost:
         self._ended = True
-        self._leases.not_reading(self._reply_id)
+        self._detach()
         return Lost(error)
+
+    def _detach(self) -> None:
+        """Once: another reader of the same reply here is counted too."""
+        if self._open:
+            self._open = False
+            self._leases.not_reading(self._reply_id)
 
     async def aclose(self) -> None:
         self._ended = True
-        self._leases.not_reading(self._reply_id)
+        self._detach()
         close: Callable[[], object] | None = getattr(self._pages, "aclose", None)
         if close is not None:
             await close()  # type: ignore[misc]
+
+    def __del__(self) -> None:
+        if self._open and not self._loop.is_closed():  # as of a LiveCursor
+            self._loop.call_soon_threadsafe(self._leases.not_reading, self._reply_id)

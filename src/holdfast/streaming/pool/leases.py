@@ -185,6 +185,12 @@ class NodeLeases:
     def shared_up(self) -> bool:
         return self._local is None and self._failing_since is None
 
+    def is_dead(self, node: str) -> bool:
+        """Whether the shared pool says so. False while it cannot be asked, or has not
+        answered since the start.
+        """
+        return self.shared_up and bool(self._pool_id) and node not in self.nodes
+
     def status(self) -> PoolStatus:
         view = self._view
         sizes = self._sizes if self._local is None else self._sizes.share(self._share)
