@@ -8,7 +8,13 @@ import pytest
 from reply_rig import ANNA, FakeProvider, Reading, ReplyRig, read
 
 from holdfast.errors import InvalidMessage, KeyReused, NotFound, RateLimited, Unavailable
-from holdfast.streaming.pool.contract import PoolSettings
+from holdfast.streaming.pool.contract import (
+    DEFAULT_POOL,
+    PoolSettings,
+    PoolSizes,
+    QueueBounds,
+)
+from holdfast.streaming.pool.memory import MemoryPool
 from holdfast.streaming.providers.contract import ProviderFailed
 from holdfast.streaming.reply import EntryId, Owner, ReplyBegin, ReplyDone, ReplyError, ReplyUsage
 from holdfast.streaming.reply_log.memory import MemoryReplyLog
@@ -587,3 +593,21 @@ async def test_reply_stopped_before_its_first_step_ends_and_frees_its_lease() ->
         assert reading.code == "cancelled"
         await asyncio.sleep(2)
         assert sum(rig.leases.status().active.values()) == 0
+
+
+@pytest.mark.parametrize(("queue_seconds", "ends_at"), [(None, 30), (7.0, 7), (0.0, 1)])
+async def test_wait_for_a_lease_in_another_pool_is_a_wait_in_the_queue(
+    queue_seconds: float | None, ends_at: float
+) -> None:
+    pool = MemoryPool(PoolSizes(100, {"own": 1}), QueueBounds(), LoopClock())
+    rig = ReplyRig(provider=FakeProvider(pool="own", ends=False), pool=pool)
+    async with rig.running():
+        holder = asyncio.create_task(read(await rig.start()))
+        await passed(0.1)
+        rig.provider.pool = DEFAULT_POOL
+        reply = await rig.start(queue_seconds=queue_seconds)
+        rig.provider.pool = "own"
+        begun_at = asyncio.get_running_loop().time()
+        assert (await read(reply)).code == "queue_timeout"
+        assert asyncio.get_running_loop().time() - begun_at == pytest.approx(ends_at, abs=0.1)
+        holder.cancel()

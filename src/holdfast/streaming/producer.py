@@ -43,21 +43,33 @@ from holdfast.streaming.settings import StreamingSettings
 from holdfast.streaming.usage import ReplyAccounts, UsageRun
 
 QUEUE_TIMEOUT = ReplyError("queue_timeout", "no model was free in time; try again", 503)
+MOVE_SECONDS = 1.0
+"""How long the pool may take to move a lease, also for a request that may not wait."""
 DEADLINE = ReplyError("deadline", "the reply took too long", 504)
 TOO_LONG = ReplyError("upstream_garbage", "the provider sent more than a reply may have", 502)
 INTERNAL = ReplyError("internal", "something went wrong here; it is logged", 500)
 
 
 class _Lease:
-    """The lease of one reply, for ``Routing``."""
+    """The lease of one reply, for ``Routing``. ``queue_seconds``: how long it may still
+    wait for one; None: as long as the reply may take.
+    """
 
-    def __init__(self, leases: NodeLeases, reply_id: str, pool: str) -> None:
-        self._leases, self._reply_id = leases, reply_id
+    def __init__(self, leases: NodeLeases, reply_id: str, pool: str, clock: Clock) -> None:
+        self._leases, self._reply_id, self._clock = leases, reply_id, clock
         self.pool = pool
+        self.queue_seconds: float | None = None
 
     async def move(self, pool: str) -> None:
-        await self._leases.move(self._reply_id, pool)
+        since, seconds = self._clock.monotonic(), self.queue_seconds
+        try:
+            async with asyncio.timeout(None if seconds is None else max(seconds, MOVE_SECONDS)):
+                await self._leases.move(self._reply_id, pool)
+        except TimeoutError:
+            raise ReplyFailed(QUEUE_TIMEOUT) from None
         self.pool = pool
+        if seconds is not None:
+            self.queue_seconds = seconds - (self._clock.monotonic() - since)
 
 
 @dataclass(slots=True)
@@ -120,7 +132,7 @@ class Producer:
         a stop or the end of its time begins one.
         """
         live.place = place
-        lease = _Lease(self._leases, live.reply_id, place.request.pool)
+        lease = _Lease(self._leases, live.reply_id, place.request.pool, self._clock)
         usage = self._accounts.begin(request)
         run = _Run(live, request, place, lease, usage, live.arrived_at, on_ended)
         if not place.waiting:
@@ -132,13 +144,17 @@ class Producer:
         place.on_change = partial(self._on_place, run)
 
     def _waiting_seconds(self, request: ReplyRequest, live: LiveReply) -> float:
-        """How long it may wait: an assistant's reply until its deadline."""
+        """How long it may wait now: an assistant's reply until its deadline."""
         left = self._deadline(request, live) - self._clock.monotonic()
+        queue_seconds = self._queue_seconds(request)
+        return left if queue_seconds is None else min(queue_seconds, left)
+
+    def _queue_seconds(self, request: ReplyRequest) -> float | None:
+        """How long it may wait in queues, all in all."""
         if request.is_assistant:
-            return left
+            return None
         limit = self._settings.queue_failover.timeout_seconds
-        own = limit if request.queue_seconds is None else request.queue_seconds
-        return min(limit, own, left)
+        return limit if request.queue_seconds is None else min(limit, request.queue_seconds)
 
     def _deadline(self, request: ReplyRequest, live: LiveReply) -> float:
         clocks = self._routing.clocks(request.model)
@@ -203,7 +219,10 @@ class Producer:
         """It has its lease; do its tokens suffice?"""
         await run.place.granted()
         run.granted_at = self._clock.monotonic()
-        telemetry.reply_granted(run.granted_at - run.arrived_at)
+        waited_seconds = run.granted_at - run.arrived_at
+        telemetry.reply_granted(waited_seconds)
+        if (queue_seconds := self._queue_seconds(run.request)) is not None:
+            run.lease.queue_seconds = queue_seconds - waited_seconds
         try:
             await run.usage.on_granted()
         except RateLimited as refused:
