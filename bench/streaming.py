@@ -26,7 +26,7 @@ import json
 import resource
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from itertools import pairwise
 from pathlib import Path
@@ -48,8 +48,9 @@ from reply_load import (  # noqa: E402
     whole,
 )
 
+import streaming_log  # noqa: E402
 import streaming_peers  # noqa: E402
-import streaming_redis  # noqa: E402
+import streaming_pool  # noqa: E402
 from engines import Missing, redis  # noqa: E402
 from harness import (  # noqa: E402
     Child,
@@ -58,6 +59,7 @@ from harness import (  # noqa: E402
     median,
     percentile,
     process,
+    processes,
     say,
 )
 from harness import (  # noqa: E402
@@ -70,10 +72,33 @@ PARTS = [
 NODE = str(ROOT / "bench" / "streaming_node.py")
 UPSTREAM = str(ROOT / "bench" / "streaming_upstream.py")
 GRACE_SECONDS = 0.2
+WAITING = 5_000
 WAIT_SECONDS_MAX = 20.0
 TURN_SECONDS = 0.9
 """T of the table: how long a reply takes."""
+KINDS: dict[str, dict[str, Any]] = {
+    "usual": {},
+    "single": {
+        "streaming.pool.total": 1,
+        "streaming.queue_failover.waiting_per_tenant": 5_000,
+        "streaming.queue_failover.timeout_seconds": 120,
+    },
+    "short grace": {"streaming.times.cancel_seconds": GRACE_SECONDS},
+    "no failover": {"streaming.queue_failover.enabled": False},
+}
+"""Settings of the nodes."""
+NEEDS = {
+    "litellm": ["usual"],
+    "lateness": ["usual"],
+    "throughput": ["usual"],
+    "waiting": ["single"],
+    "grant": ["single"],
+    "cancel": ["short grace"],
+    "table": ["usual", "no failover"],
+}
+"""The nodes of each part."""
 Figures = dict[str, float]
+Servers = dict[str, ReplyServer]
 
 
 def script(tokens: int, gap: float, first: float = 0.02, number: int = 0) -> str:
@@ -81,11 +106,17 @@ def script(tokens: int, gap: float, first: float = 0.02, number: int = 0) -> str
 
 
 @contextmanager
-def node(upstream: str, **settings: Any) -> Iterator[ReplyServer]:
-    """A node; ``queue_failover__enabled`` is ``streaming.queue_failover.enabled``."""
-    changes = {f"streaming.{name.replace('__', '.')}": v for name, v in settings.items()}
-    with process(NODE, upstream, json.dumps(changes)) as (child, ready):
-        yield ReplyServer(ready["url"], ready["key"], child.pid)
+def nodes(upstream: str, kinds: Iterable[str]) -> Iterator[dict[str, ReplyServer]]:
+    """Nodes of these kinds, started side by side; one that has nothing to do takes no
+    time.
+    """
+    chosen = sorted(kinds)
+    commands = [(NODE, upstream, json.dumps(KINDS[kind])) for kind in chosen]
+    with processes(*commands) as children:
+        yield {
+            kind: ReplyServer(ready["url"], ready["key"], child.pid)
+            for kind, (child, ready) in zip(chosen, children, strict=True)
+        }
 
 
 def cpu_seconds(server: ReplyServer) -> float:
@@ -109,10 +140,12 @@ async def cpu_us_per_token(server: ReplyServer, seconds: float) -> float:
     return (cpu_seconds(server) - before) / sum(reply.tokens for reply in replies) * 1e6
 
 
-async def beside_litellm(quick: bool, upstream: str, figures: Figures, ratios: Figures) -> None:
-    rounds, each, seconds = (2, 16, 2.5) if quick else (9, 40, 5.0)
+async def beside_litellm(
+    quick: bool, upstream: str, ours: ReplyServer, figures: Figures, ratios: Figures
+) -> None:
+    rounds, each, seconds = (2, 16, 1.5) if quick else (9, 40, 5.0)
     direct = ReplyServer(upstream, "none")
-    with node(upstream) as ours, streaming_peers.litellm(upstream) as peer:
+    with streaming_peers.litellm(upstream) as peer:
         measured = {"holdfast": ours, "litellm": peer} if peer else {"holdfast": ours}
         overheads: dict[str, list[float]] = {}
         cpu: dict[str, list[float]] = {}
@@ -144,7 +177,7 @@ async def beside_litellm(quick: bool, upstream: str, figures: Figures, ratios: F
 
 async def lateness(quick: bool, server: ReplyServer, figures: Figures) -> None:
     """Half of the time they begin one after the other, half of it all of them run."""
-    for streams, spread in ((500, 2.0), (1_000, 4.0)):
+    for streams, spread in ((500, 2.0),) if quick else ((500, 2.0), (1_000, 4.0)):
         seconds = 2 * spread if quick else spread + 10
         replies = await every(server, streams, script(int(seconds * 20), 0.05), spread)
         begun = median([reply.asked for reply in replies]) + spread / 2
@@ -163,108 +196,95 @@ async def throughput(quick: bool, server: ReplyServer, figures: Figures) -> None
     figures["provider_tokens_per_s"] = median(rates)
 
 
-async def waiting(quick: bool, upstream: str, figures: Figures) -> None:
+async def waiting(server: ReplyServer, figures: Figures) -> None:
     """One reply runs and lets nobody else; then everybody leaves."""
-    count = 5_000
-    with node(upstream, pool__total=1, queue_failover__waiting_per_tenant=count) as server:
-        memory = psutil.Process(server.pid).memory_info
-        first = await ask(server, script(1_000, 1), "holder")
-        await first.first
-        for number in range(20):  # what the first requests of a node need once
-            (await ask(server, script(1, 0), f"warm{number}")).transport.abort()
-        await asyncio.sleep(0.5)
-        before = memory().rss
-        clients = [await ask(server, script(1, 0), f"u{number}") for number in range(count)]
-        asked = time.monotonic()
-        while left := [c.reply for c in clients if c.reply.status != 200]:
-            if left[0].status or time.monotonic() > asked + WAIT_SECONDS_MAX:
-                raise RuntimeError(f"{len(left)} do not wait: {left[0].failure[-300:]!r}")
-            await asyncio.sleep(0.1)  # headers come after 2 s, and the first comment
-        figures["waiting_client_kb"] = (memory().rss - before) / count / 1000
-        for client in [first, *clients]:
-            client.transport.abort()
+    memory = psutil.Process(server.pid).memory_info
+    first = await ask(server, script(1_000, 1), "holder")
+    await first.first
+    before = memory().rss
+    clients = [await ask(server, script(1, 0), f"u{number}") for number in range(WAITING)]
+    asked = time.monotonic()
+    while left := [c.reply for c in clients if c.reply.status != 200]:
+        if left[0].status or time.monotonic() > asked + WAIT_SECONDS_MAX:
+            raise RuntimeError(f"{len(left)} do not wait: {left[0].failure[-300:]!r}")
+        await asyncio.sleep(0.1)  # headers come after 2 s, and the first comment
+    figures["waiting_client_kb"] = (memory().rss - before) / WAITING / 1000
+    for client in [*clients, first]:
+        client.transport.abort()
 
 
-async def grants(quick: bool, upstream: str, figures: Figures) -> None:
+async def grants(quick: bool, server: ReplyServer, figures: Figures) -> None:
     """Each reply is one token that the model has at once; one runs, the others wait."""
     count = 200 if quick else 1_000
-    with node(upstream, pool__total=1, queue_failover__waiting_per_tenant=count) as server:
-        replies = await asyncio.gather(
-            *(whole(server, script(1, 0, 0), f"u{number}") for number in range(count))
-        )
+    replies = await asyncio.gather(
+        *(whole(server, script(1, 0, 0), f"u{number}") for number in range(count))
+    )
     replies.sort(key=lambda reply: reply.first)
     assert all(reply.succeeded for reply in replies), "a reply failed"
     gaps = [(after.first - before.ended) * 1000 for before, after in pairwise(replies)]
     figures["grant_to_first_token_p99_ms"] = percentile(gaps, 99)
 
 
-async def cancels(quick: bool, upstream: str, model: Child, figures: Figures) -> None:
+async def cancels(quick: bool, server: ReplyServer, model: Child, figures: Figures) -> None:
     count, left = 50 if quick else 500, dict[int, float]()
-    loop = asyncio.get_running_loop()
-    with node(upstream, times__cancel_seconds=GRACE_SECONDS) as server:
 
-        async def leave(number: int) -> None:
-            await asyncio.sleep(number * 0.01)
-            client = await ask(server, script(10_000, 0.05, 0, 1_000 + number), f"u{number}")
-            await client.first
-            client.transport.abort()
-            left[1_000 + number] = loop.time()
+    async def leave(number: int) -> None:
+        await asyncio.sleep(number * 0.01)
+        client = await ask(server, script(10_000, 0.05, 0, number), f"u{number}")
+        await client.first
+        client.transport.abort()
+        left[number] = time.monotonic()
 
-        await asyncio.gather(*(leave(number) for number in range(count)))
-        await asyncio.sleep(GRACE_SECONDS + 1.5)
-        closed = order(model, do="closed")["closed"]
+    await asyncio.gather(*(leave(number) for number in range(1, count + 1)))
+    await asyncio.sleep(GRACE_SECONDS + 1.5)
+    closed = order(model, do="closed")["closed"]
     spent = [closed[str(number)] - at - GRACE_SECONDS for number, at in left.items()]
     figures["cancel_to_upstream_close_p99_ms"] = percentile(spent, 99) * 1000
 
 
-async def table(quick: bool, upstream: str, figures: Figures) -> None:
-    """Failover on and off side by side: nothing here is short of processor time."""
-    text = script(9, TURN_SECONDS / 9, TURN_SECONDS / 9)
-    with (
-        node(upstream) as on,
-        node(upstream, queue_failover__enabled=False) as off,
-    ):
-        both = {"on": on, "off": off}
-        seconds = 4 if quick else 20
-        bursts = await asyncio.gather(*(burst(s, text) for s in both.values()))
-        usuals = await asyncio.gather(*(usual(s, text, seconds, n) for n, s in both.items()))
-    loads = {"burst": bursts, "usual": usuals}
+async def table(quick: bool, servers: Servers, figures: Figures) -> None:
+    """Both loads, with failover and without, at once: nothing is short of processor
+    time, and no user is in two of them.
+    """
+    text, seconds = script(9, TURN_SECONDS / 9, TURN_SECONDS / 9), 4 if quick else 20
+    both = {"on": servers["usual"], "off": servers["no failover"]}
+    results: list[LoadResult] = await asyncio.gather(
+        *(burst(server, text) for server in both.values()),
+        *(usual(server, text, seconds, name) for name, server in both.items()),
+    )
+    names = [(load, failover) for load in ("burst", "usual") for failover in both]
     say("\n  load    failover     429   P50 s   P99 s  success  timeouts")
-    for load, results in loads.items():
-        for name, r in zip(both, results, strict=True):
-            say(
-                f"  {load:<8}{name:<10}{f'{r.refused}/{r.requests}':>6}{r.p50:>8.2f}{r.p99:>8.2f}"
-                f"{r.success_rate:>9.1%}{r.timeout_rate:>10.1%}"
-            )
-    with_failover: list[LoadResult] = [results[0] for results in loads.values()]
-    figures["success_rate"] = min(result.success_rate for result in with_failover)
-    figures["queue_timeout_rate"] = max(result.timeout_rate for result in with_failover)
-    figures["refusals"] = sum(result.refused for result in with_failover)
-    figures["usual_p50_vs_off"] = usuals[0].p50 / usuals[1].p50
-    for load, result in zip(loads, with_failover, strict=True):
-        figures[f"{load}_p99_beyond_t_s"] = result.p99 - TURN_SECONDS
+    for (load, failover), r in zip(names, results, strict=True):
+        say(
+            f"  {load:<8}{failover:<10}{f'{r.refused}/{r.requests}':>6}{r.p50:>8.2f}{r.p99:>8.2f}"
+            f"{r.success_rate:>9.1%}{r.timeout_rate:>10.1%}"
+        )
+    burst_on, _, usual_on, usual_off = results
+    figures["success_rate"] = min(burst_on.success_rate, usual_on.success_rate)
+    figures["queue_timeout_rate"] = max(burst_on.timeout_rate, usual_on.timeout_rate)
+    figures["refusals"] = burst_on.refused + usual_on.refused
+    figures["usual_p50_vs_off"] = usual_on.p50 / usual_off.p50
+    figures["burst_p99_beyond_t_s"] = burst_on.p99 - TURN_SECONDS
+    figures["usual_p99_beyond_t_s"] = usual_on.p99 - TURN_SECONDS
 
 
 async def with_model(only: set[str], quick: bool, figures: Figures, ratios: Figures) -> None:
-    with process(UPSTREAM) as (model, ready):
-        upstream = ready["url"]
+    kinds = {kind for part in only for kind in NEEDS.get(part, ())}
+    with process(UPSTREAM) as (model, ready), nodes(ready["url"], kinds) as servers:
         if "litellm" in only:
-            await beside_litellm(quick, upstream, figures, ratios)
-        if only & {"lateness", "throughput"}:
-            with node(upstream) as server:
-                await every(server, 20, script(20, 0.01))
-                if "lateness" in only:
-                    await lateness(quick, server, figures)
-                if "throughput" in only:
-                    await throughput(quick, server, figures)
-        if "waiting" in only:
-            await waiting(quick, upstream, figures)
+            await beside_litellm(quick, ready["url"], servers["usual"], figures, ratios)
+        if "lateness" in only:
+            await lateness(quick, servers["usual"], figures)
+        if "throughput" in only:
+            await throughput(quick, servers["usual"], figures)
         if "grant" in only:
-            await grants(quick, upstream, figures)
+            await grants(quick, servers["single"], figures)
         if "cancel" in only:
-            await cancels(quick, upstream, model, figures)
+            await cancels(quick, servers["short grace"], model, figures)
         if "table" in only:
-            await table(quick, upstream, figures)
+            await table(quick, servers, figures)
+        if "waiting" in only:
+            await waiting(servers["single"], figures)
 
 
 async def with_redis(only: set[str], quick: bool, figures: Figures) -> None:
@@ -274,10 +294,12 @@ async def with_redis(only: set[str], quick: bool, figures: Figures) -> None:
         say(f"pool and log are left out: {error}")
         return
     try:
-        if "pool" in only:
-            await streaming_redis.measure_pool(server, quick, figures)
         if "log" in only:
-            await streaming_redis.measure_log(server, quick, figures)
+            figures |= await streaming_log.log_cost(server.url, replies=300 if quick else 1_000)
+        if "pool" in only:
+            costs = await streaming_pool.measure(server.url, 960 if quick else 3_360)
+            figures |= {f"pool_us_{name}": us for name, us in costs.items() if "pool" not in name}
+            figures["pool_us_per_op"] = costs["pool_us_per_op"]
     finally:
         server.stop()
 

@@ -36,8 +36,6 @@ USAGE = (
     b'"model":"scripted","choices":[],"usage":{"prompt_tokens":10,"completion_tokens":%d,'
     b'"total_tokens":%d}}\n\ndata: [DONE]\n\n'
 )
-UNPACED_PER_TURN = 4
-"""Tokens that a stream without pace writes before it lets the others write."""
 
 
 def chunk(data: bytes) -> bytes:
@@ -80,12 +78,10 @@ class ModelConnection(asyncio.Protocol):
     def _write(self) -> None:
         if not self._is_writable:
             return
-        count = 1 if self._gap else min(UNPACED_PER_TURN, self._left)
-        for _ in range(count):
-            text = FIRST if self._is_first else TOKEN
-            self._is_first = False
-            self._transport.write(chunk(text % time.monotonic_ns()))
-        self._left -= count
+        text = FIRST if self._is_first else TOKEN
+        self._is_first = False
+        self._transport.write(chunk(text % time.monotonic_ns()))
+        self._left -= 1
         if not self._left:
             end = FINISH + USAGE % (self._tokens, self._tokens + 10)
             self._transport.write(chunk(end) + b"0\r\n\r\n")
