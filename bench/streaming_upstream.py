@@ -20,10 +20,7 @@ import uvloop
 from children import obey, used
 
 SCRIPT = re.compile(rb"tokens=(\d+) gap=([\d.]+) first=([\d.]+) id=(\d+)")
-HEAD = (
-    b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n"
-    b"Connection: close\r\n\r\n"
-)
+HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
 OPEN = (
     b'data: {"id":"chatcmpl-1","object":"chat.completion.chunk","created":1700000000,'
     b'"model":"scripted","system_fingerprint":"fp_1","choices":[{"index":0,"delta":'
@@ -43,7 +40,7 @@ def chunk(data: bytes) -> bytes:
 
 
 class ModelConnection(asyncio.Protocol):
-    """One request, one streamed answer."""
+    """One request and streamed answer after the other."""
 
     def __init__(self, closed: dict[int, float]) -> None:
         self._closed = closed
@@ -51,8 +48,10 @@ class ModelConnection(asyncio.Protocol):
         self._is_writable = True
         self._left = self._tokens = 0
         self._gap = 0.0
-        self._id = -1
-        self._is_first = True
+        self._id = 0
+        self._is_first = self._is_last = False
+        self._is_late = False
+        """Whether a token is due that could not be written."""
         self._timer: asyncio.TimerHandle | asyncio.Handle | None = None
 
     def connection_made(self, transport: Any) -> None:
@@ -60,23 +59,24 @@ class ModelConnection(asyncio.Protocol):
         self._loop = asyncio.get_running_loop()
 
     def data_received(self, data: bytes) -> None:
-        if self._tokens:
-            return
         self._data += data
         head, found, body = self._data.partition(b"\r\n\r\n")
         length = re.search(rb"(?i)content-length: *(\d+)", head)
-        if not found or length is None or len(body) < int(length[1]):
+        if self._left or not found or length is None or len(body) < int(length[1]):
             return
+        self._data, self._is_last = b"", b"connection: close" in head.lower()
         script = SCRIPT.search(body)
         assert script is not None, body[:500]
         self._tokens = self._left = int(script[1])
         self._gap, first, self._id = float(script[2]), float(script[3]), int(script[4])
+        self._is_first = True
         self._transport.write(HEAD)
         self._due = self._loop.time() + first
         self._timer = self._loop.call_at(self._due, self._write)
 
     def _write(self) -> None:
         if not self._is_writable:
+            self._is_late = True
             return
         text = FIRST if self._is_first else TOKEN
         self._is_first = False
@@ -85,8 +85,8 @@ class ModelConnection(asyncio.Protocol):
         if not self._left:
             end = FINISH + USAGE % (self._tokens, self._tokens + 10)
             self._transport.write(chunk(end) + b"0\r\n\r\n")
-            self._id = -1
-            self._transport.close()
+            if self._is_last:
+                self._transport.close()
         elif self._gap:
             self._due += self._gap
             self._timer = self._loop.call_at(self._due, self._write)
@@ -98,13 +98,15 @@ class ModelConnection(asyncio.Protocol):
 
     def resume_writing(self) -> None:
         self._is_writable = True
-        self._write()
+        if self._is_late:
+            self._is_late = False
+            self._write()
 
     def connection_lost(self, error: Exception | None) -> None:
         self._is_writable = False
         if self._timer is not None:
             self._timer.cancel()
-        if self._id >= 0 and self._left:
+        if self._left:
             self._closed[self._id] = time.monotonic()
 
 

@@ -75,6 +75,7 @@ async def test_nothing_is_lost_while_connections_to_redis_are_cut(tmp_path: Path
     events = [e for r in replies for e in (r.made(words), r.seen("reader"))]
     verdict = reply_is_whole(History(events))
     failures = [reply for reply in replies if not reply.succeeded or reply.text != words]
+    print(verdict, *(f"{r.reply_id} {r.ends} {len(r.tokens)} {r.failure}" for r in failures))
     tally(
         Row(
             "replies over cut connections",
