@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 
 import msgspec
 
-from holdfast.clock import Ids
+from holdfast.clock import Clock, Ids
 from holdfast.errors import RateLimited
 from holdfast.limits.counters.memory import MemoryCounters
 from holdfast.limits.entry_points import EntryPoints
@@ -124,10 +124,11 @@ class ReplyRig:
     per_user: int = 3
     rules: Sequence[Rule] = ()
     rates: Callable[[Payer], RateLimited | None] = lambda payer: None
+    clock: Clock = field(default_factory=LoopClock)
     count: int = 0
 
     def __post_init__(self) -> None:
-        settings, clock = self.settings, LoopClock()
+        settings, clock = self.settings, self.clock
         queue = settings.queue_failover
         sizes = PoolSizes(settings.pool.total, {})
         bounds = QueueBounds(queue.waiting_max, queue.waiting_per_tenant, queue.waiting_per_user)

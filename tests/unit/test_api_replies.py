@@ -13,10 +13,12 @@ from reply_client import Exchange, ReplyClient
 from reply_rig import FakeProvider, ReplyRig
 from structlog.testing import capture_logs
 
+from holdfast.access.principal import USER_SCOPES
 from holdfast.access.tickets import TICKET_SECONDS
+from holdfast.api.routes import ENDPOINTS
 from holdfast.streaming.pool.contract import PoolSettings
 from holdfast.streaming.providers.contract import ProviderFailed
-from holdfast.streaming.reply import ReplyError
+from holdfast.streaming.reply import Owner, Payer, ReplyError
 from holdfast.streaming.settings import QueueFailoverSettings, StreamingSettings
 
 CHAT, RESPONSES, NATIVE = "/v1/chat/completions", "/v1/responses", "/v1/replies"
@@ -26,6 +28,7 @@ ASK: dict[str, dict[str, Any]] = {
     RESPONSES: {"model": "tiny", "input": "hi"},
     NATIVE: {"model": "tiny", "messages": MESSAGES},
 }
+HTML = ProviderFailed(ReplyError("upstream_garbage", "this is no stream", 502))
 ONE_AT_A_TIME = StreamingSettings(pool=PoolSettings(total=1))
 MIB = 1 << 20
 
@@ -208,6 +211,109 @@ async def test_client_that_leaves_before_its_whole_answer_closes_the_upstream() 
         assert rig.provider.closed
 
 
+async def test_whole_answer_sends_nothing_before_its_end() -> None:
+    async with serving(replies=ReplyRig(ONE_AT_A_TIME, slow(3, 5.0))) as rest:
+        client = ReplyClient(rest)
+        _, first = client.begin(CHAT, ASK[CHAT])
+        await asyncio.sleep(0.1)
+        waiting, second = client.begin(CHAT, ASK[CHAT])
+        await asyncio.sleep(14)
+        assert not waiting.sent
+        await asyncio.sleep(15)
+        assert not waiting.sent, "it runs, and nothing says so"
+        await asyncio.gather(first, second)
+        assert waiting.status == 200 and "x-reply-id" in waiting.headers
+
+
+async def test_reader_has_30_s_to_make_room() -> None:
+    async with serving() as rest:
+        exchange, running = ReplyClient(rest).begin(CHAT, {**ASK[CHAT], "stream": True})
+        await running
+        assert exchange.sent[0]["unread_seconds_max"] == 30
+
+
+@pytest.mark.parametrize(
+    ("provider", "status", "code"),
+    [
+        (FakeProvider(hang=True), 504, "upstream_timeout"),
+        (FakeProvider(steps=[], ends=False), 504, "upstream_timeout"),
+        (FakeProvider(steps=[HTML]), 502, "upstream_garbage"),
+    ],
+    ids=["no headers", "no token", "HTML"],
+)
+async def test_provider_that_never_answers_is_502_or_504(
+    provider: FakeProvider, status: int, code: str
+) -> None:
+    settings = StreamingSettings(queue_failover=QueueFailoverSettings(max_retries=1))
+    async with serving(replies=ReplyRig(settings, provider)) as rest:
+        answer = await ask(rest, CHAT)
+        assert (answer.status_code, error(answer)["code"]) == (status, code)
+        assert answer.headers["x-should-retry"] == "false"
+        assert len(provider.opened) == 2
+
+
+@pytest.mark.parametrize("path", [CHAT, RESPONSES, NATIVE])
+@pytest.mark.parametrize(
+    ("queue", "status", "shared"),
+    [
+        ({"enabled": False}, 429, False),
+        ({"waiting_per_user": 1}, 429, False),
+        ({"waiting_max": 1}, 503, True),
+        ({"waiting_per_tenant": 1}, 503, True),
+    ],
+    ids=["off", "own cap", "queue full", "tenant's cap"],
+)
+async def test_request_that_may_not_wait_is_refused_with_its_status(
+    path: str, queue: dict[str, Any], status: int, shared: bool
+) -> None:
+    settings = StreamingSettings(
+        queue_failover=QueueFailoverSettings(**queue), pool=PoolSettings(total=1)
+    )
+    async with serving(replies=ReplyRig(settings, slow(1000))) as rest:
+        for _ in range(1 if "enabled" in queue else 2):
+            await rest.deps.streaming.start(
+                ReplyRig().request(
+                    reply_id=rest.deps.ids.new("reply_"),
+                    owner=Owner("acme", "user", "bob" if shared else "alice"),
+                    payer=Payer("acme", "bob" if shared else "alice"),
+                    kind="background",
+                )
+            )
+        answer = await ask(rest, path)
+        assert answer.status_code == status and error(answer)["message"]
+        assert 1 <= int(answer.headers["retry-after"]) <= 60
+        assert rest.deps.body_bytes.total == 0
+
+
+@pytest.mark.parametrize("seconds", [7, 3600])
+async def test_retry_after_is_at_most_a_minute(seconds: int) -> None:
+    full = ReplyError("upstream_unavailable", "busy", 503)
+    steps = [ProviderFailed(full, final=True, retry_after_seconds=float(seconds))]
+    async with serving(replies=ReplyRig(provider=FakeProvider(steps=steps))) as rest:
+        answer = await ask(rest, CHAT)
+        assert answer.headers["retry-after"] == str(min(seconds, 60))
+
+
+@pytest.mark.parametrize("path", [CHAT, RESPONSES])
+async def test_stream_that_waited_has_no_id_no_retry_no_mark_and_the_same_events(
+    path: str,
+) -> None:
+    async with serving(replies=ReplyRig(ONE_AT_A_TIME, slow(3, 8.0))) as rest:
+        client = ReplyClient(rest)
+        at_once, first = client.begin(path, {**ASK[path], "stream": True})
+        await asyncio.sleep(0.1)
+        queued, second = client.begin(path, {**ASK[path], "stream": True})
+        await asyncio.gather(first, second)
+        assert b": queued position=1\n" in queued.body and queued.body.count(b": hb\n") >= 1
+        lines = queued.body.decode().splitlines()
+        assert not [line for line in lines if line.startswith(("id", "retry", "\ufeff"))]
+        names = [
+            [(name, data["sequence_number"]) if name else data for name, _, data in events(each)]
+            for each in (at_once.body, queued.body)
+        ]
+        assert names[0] == names[1]
+
+
 # --- bad requests
 
 NOT_JSON: dict[str, bytes] = {
@@ -266,11 +372,61 @@ async def test_bad_request_has_its_status_and_names_its_field(
         assert rest.deps.body_bytes.total == 0 and not rig.provider.requests
 
 
+@pytest.mark.parametrize(
+    ("changed", "status"),
+    [
+        ({"model": "none"}, 404),
+        ({"messages": []}, 400),
+        ({"n": 2}, 400),
+        ({"max_completion_tokens": 0}, 400),
+        ({"max_tokens": 10**12}, 400),
+        ({"stream": True}, 400),
+    ],
+)
+async def test_bad_request_for_a_native_reply_is_a_problem(
+    changed: dict[str, Any], status: int
+) -> None:
+    rig = ReplyRig()
+    async with serving(replies=rig) as rest:
+        answer = await ask(rest, NATIVE, **changed)
+        assert answer.status_code == status, answer.text
+        assert answer.headers["content-type"] == "application/problem+json"
+        assert next(iter(changed)) in answer.json()["detail"]
+        assert rest.deps.body_bytes.total == 0 and not rig.provider.requests
+
+
 @pytest.mark.parametrize("prefer", ["wait=-1", "wait=x", "wait", "wait=1.5", "wait=" + "9" * 20])
 async def test_malformed_prefer_is_400(prefer: str) -> None:
     async with serving() as rest:
         answer = await rest.ask("POST", CHAT, rest.token("alice"), ASK[CHAT], Prefer=prefer)
         assert (answer.status_code, error(answer)["param"]) == (400, "Prefer")
+
+
+@pytest.mark.parametrize(("wait", "seconds"), [("0", 0), ("7", 7), ("100", 30)])
+async def test_prefer_wait_lowers_the_wait_and_never_raises_it(wait: str, seconds: int) -> None:
+    async with serving(replies=ReplyRig(ONE_AT_A_TIME, slow(100))) as rest:
+        client = ReplyClient(rest)
+        _, running = client.begin(CHAT, ASK[CHAT], ("prefer", "wait=0"))
+        await asyncio.sleep(0.1)
+        asked, done = client.begin(CHAT, ASK[CHAT], ("prefer", f"wait={wait}"))
+        began = asyncio.get_running_loop().time()
+        await done
+        assert asked.status == 503 and json.loads(asked.body)["error"]["code"] == "queue_timeout"
+        assert asyncio.get_running_loop().time() - began == pytest.approx(seconds, abs=0.1)
+        assert not running.done(), "there was room: it did not have to wait"
+        running.cancel()
+
+
+async def test_token_without_the_scope_of_replies_is_403_everywhere() -> None:
+    async with serving() as rest:
+        who = rest.token("alice", scopes=USER_SCOPES - {"replies:write"})
+        for endpoint in ENDPOINTS:
+            if endpoint.caller != "owner":
+                continue
+            path = endpoint.path.replace(":path", "").format(reply_id="r", model_id="tiny")
+            answer = await rest.ask(endpoint.method, path, who, ASK.get(path))
+            assert answer.status_code == 403, path
+            assert "replies:write" in error(answer)["message"]
 
 
 async def test_two_credentials_are_400_and_x_api_key_alone_is_one() -> None:
@@ -381,6 +537,19 @@ async def test_response_is_polled_streamed_again_cancelled_and_deleted() -> None
         assert (await rest.ask("POST", f"{path}/cancel", who)).json()["status"] == "completed"
         assert (await rest.ask("DELETE", path, who)).json()["deleted"] is True
         assert (await rest.ask("GET", path, who)).status_code == 404
+
+
+async def test_response_is_queued_while_it_waits() -> None:
+    async with serving(replies=ReplyRig(ONE_AT_A_TIME, slow(5))) as rest:
+        who = rest.token("alice")
+        await ask(rest, RESPONSES, background=True)
+        waiting = (await ask(rest, RESPONSES, background=True)).json()
+        path = f"{RESPONSES}/{waiting['id']}"
+        assert waiting["status"] == "queued"
+        await asyncio.sleep(4)
+        assert (await rest.ask("GET", path, who)).json()["status"] == "queued"
+        await asyncio.sleep(3)
+        assert (await rest.ask("GET", path, who)).json()["status"] == "in_progress"
 
 
 async def test_response_is_cancelled_once_and_again() -> None:
@@ -507,10 +676,58 @@ async def test_native_reply_is_cancelled_once_and_again() -> None:
         assert rig.provider.closed
 
 
+async def test_cancel_of_a_finished_native_reply_changes_nothing() -> None:
+    async with serving() as rest:
+        reply_id, url = await begun(rest)
+        before = (await rest.client.get(url)).content
+        answer = await rest.ask("DELETE", f"{NATIVE}/{reply_id}", rest.token("alice"))
+        assert answer.status_code == 204
+        assert (await rest.client.get(url)).content == before
+
+
 # --- whose reply it is
 
 
-async def test_foreign_unknown_and_expired_replies_look_the_same() -> None:
+async def test_unknown_and_expired_replies_are_404_in_their_own_shape() -> None:
+    async with serving() as rest:
+        response = (await ask(rest, RESPONSES)).json()["id"]
+        native, url = await begun(rest)
+        assert (await rest.client.get(url)).status_code == 200
+        await asyncio.sleep(601)  # logs are kept ten minutes
+        who = rest.token("alice")
+        for one, other in ((response, native), ("resp_none", "reply_none")):
+            answers = [
+                await rest.ask("GET", f"{RESPONSES}/{one}", who),
+                await rest.ask("GET", f"{RESPONSES}/{one}?stream=true&starting_after=1", who),
+                await rest.ask("POST", f"{RESPONSES}/{one}/cancel", who),
+                await rest.ask("DELETE", f"{RESPONSES}/{one}", who),
+                await rest.ask("GET", f"{NATIVE}/{other}/events", who, Last_Event_ID="1-1"),
+                await rest.ask("DELETE", f"{NATIVE}/{other}", who),
+            ]
+            assert {answer.status_code for answer in answers} == {404}
+            assert all(error(answer)["message"] for answer in answers)
+        assert (await rest.client.get(url)).status_code == 404, "its ticket is still good"
+
+
+async def test_reply_that_outgrew_its_log_is_whole_at_once_and_a_gap_later() -> None:
+    rig = ReplyRig(provider=FakeProvider(steps=["y" * 100_000] * 12, token_seconds=0.1))
+    async with serving(replies=rig) as rest:
+        who = rest.token("alice")
+        direct = await ask(rest, RESPONSES, stream=True)
+        assert events(direct.content)[-1][0] == "response.completed"
+        _, url = await begun(rest)
+        first = events((await rest.client.get(url)).content)
+        assert first[-1][0] == "done"
+        await asyncio.sleep(31)
+        again = events((await rest.client.get(url, headers={"Last-Event-ID": first[1][1]})).content)
+        assert again[-1][0] == "failed" and again[-1][2]["code"] == "gap"
+        assert again[:-1] == first[2 : len(again) + 1], "what there is, and nothing else"
+        path = f"{RESPONSES}/{direct.headers['x-reply-id']}?stream=true"
+        shown = events((await rest.ask("GET", path, who)).content)
+        assert shown[-2][0] == "response.failed" and shown[-1][2]["error"]["code"] == "gap"
+
+
+async def test_reply_of_another_owner_or_surface_is_not_found() -> None:
     async with serving() as rest:
         response = (await ask(rest, RESPONSES)).json()["id"]
         native, _ = await begun(rest)
@@ -588,6 +805,20 @@ async def test_replies_of_a_revoked_owner_are_cancelled_and_their_tickets_void()
         rest.clock.advance(1)
         revoked = {"kind": "user", "tenant": "acme", "user_id": "alice", "reason": "left"}
         await rest.ask("POST", "/admin/revocations", rest.admin_key(), revoked)
+        async with asyncio.timeout(5):
+            shown = events((await reading).content)
+        assert shown[-1][2]["code"] == "cancelled" and rig.provider.closed
+        assert (await rest.client.get(url)).status_code == 401
+
+
+async def test_replies_of_a_revoked_key_are_cancelled_and_their_tickets_void() -> None:
+    rig = ReplyRig(provider=slow(1000))
+    async with serving(replies=rig) as rest:
+        key = rest.tenant_key()
+        url = (await ask(rest, NATIVE, who=key)).json()["events_url"]
+        reading = asyncio.create_task(rest.client.get(url))
+        await asyncio.sleep(1.5)
+        await rest.deps.keys.revoke(rest.deps.keys.find(key).key_id)
         async with asyncio.timeout(5):
             shown = events((await reading).content)
         assert shown[-1][2]["code"] == "cancelled" and rig.provider.closed

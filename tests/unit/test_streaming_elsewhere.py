@@ -135,6 +135,30 @@ async def test_log_that_vanishes_is_a_gap_for_its_readers() -> None:
         assert (await own).code == "done"  # the producer's own client goes on
 
 
+async def test_log_with_a_hole_is_a_gap_for_its_readers() -> None:
+    async with two_nodes() as (_, two):
+        epoch = await two.log.begin("rpl_hole", begin("node-a"))
+        deltas = [ReplyDelta(b'{"choices":[{"delta":{"content":"%d"}}]}' % n) for n in range(4)]
+        await two.log.append([LogAppend("rpl_hole", EntryId(epoch, 1), deltas)])
+        assert isinstance(two.log, MemoryReplyLog)
+        del two.log._logs["rpl_hole"].entries[3]
+        reading = await read(await two.parts.find(ANNA, "rpl_hole"))
+        assert reading.code == "gap"
+        behind = await read(await two.parts.find(ANNA, "rpl_hole"), EntryId(epoch, 2))
+        assert (behind.code, behind.entries) == ("gap", []), "no entry behind the hole"
+
+
+async def test_response_that_waits_at_another_node_is_seen_waiting() -> None:
+    async with two_nodes(5) as (one, two):
+        one.per_user = 1
+        await one.start(kind="background", replicated=True)
+        waits = await one.start(kind="background", replicated=True)
+        found = await two.parts.find(ANNA, waits.reply_id)
+        assert (await found.snapshot()).waiting
+        await asyncio.sleep(7)
+        assert not (await found.snapshot()).waiting
+
+
 async def test_operator_sees_and_cancels_a_reply_from_any_node() -> None:
     """Where it is made, and elsewhere by the log; never its text."""
     async with two_nodes(200) as (one, two):

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 
 import pytest
 from reply_rig import ANNA, FakeProvider, Reading, ReplyRig, read
 
 from holdfast.errors import InvalidMessage, KeyReused, NotFound, RateLimited, Unavailable
+from holdfast.streaming.parts import KEPT_SECONDS
 from holdfast.streaming.pool.contract import (
     DEFAULT_POOL,
     PoolSettings,
@@ -133,6 +135,32 @@ async def test_client_gone_before_the_first_token_closes_the_upstream_at_once() 
         await cursor.aclose()
         await passed(0.01)
         assert rig.provider.closed == [pytest.approx(left, abs=0.01)]
+
+
+async def test_client_gone_before_the_first_token_of_a_resumable_reply_may_return() -> None:
+    rig = ReplyRig(provider=FakeProvider(steps=[50.0, "late"]))
+    async with rig.running():
+        reply = await rig.start(replicated=True)
+        cursor = reply.entries()
+        await anext(cursor)
+        await cursor.aclose()
+        await passed(29.9)
+        assert not rig.provider.closed
+        await passed(0.2)
+        assert rig.provider.closed
+
+
+async def test_reader_that_was_never_read_nor_closed_does_not_keep_the_reply() -> None:
+    rig = ReplyRig(provider=slow(1.0, 100))
+    async with rig.running():
+        reply = await rig.start()
+        cursor = reply.entries()
+        await passed(8)
+        assert not rig.provider.closed, "somebody may still read"
+        del cursor
+        gc.collect()
+        await passed(5.5)
+        assert rig.provider.closed
 
 
 @pytest.mark.parametrize(("replicated", "grace"), [(False, 5.0), (True, 30.0)])
@@ -340,9 +368,13 @@ async def test_failure_after_the_first_token_is_the_end() -> None:
 
 async def test_whole_reply_has_a_deadline_with_the_queue_in_it() -> None:
     settings = StreamingSettings(clocks=ReplyClocks(reply_seconds=40, gap_seconds=100))
-    rig = ReplyRig(settings=settings, provider=FakeProvider(steps=["x"], ends=False))
+    rig = ReplyRig(settings, provider=FakeProvider(steps=["x", 25.0]), per_user=1)
     async with rig.running():
-        reading = await read(await rig.start())
+        first = asyncio.create_task(read(await rig.start()))
+        second = asyncio.create_task(read(await rig.start()))
+        assert (await first).code == "done"
+        reading = await second
+        assert reading.queued and reading.text == "x"
         assert reading.end == ReplyError("deadline", "the reply took too long", 504)
         assert asyncio.get_running_loop().time() == pytest.approx(40, abs=0.1)
 
@@ -456,6 +488,24 @@ async def test_reply_that_failed_or_was_refused_frees_its_key() -> None:
         rig.provider.steps = ["ok"]
         second = await rig.start(key="k", body_hash=b"2", replicated=True)
         assert (await read(second)).text == "ok"
+
+
+async def test_reply_that_was_cancelled_or_never_admitted_frees_its_key() -> None:
+    queue = QueueFailoverSettings(enabled=False)
+    rig = ReplyRig(StreamingSettings(queue_failover=queue), slow(1.0, 5), per_user=1)
+    async with rig.running():
+        running = await rig.start(key="a", body_hash=b"1", replicated=True)
+        with pytest.raises(RateLimited):
+            await rig.start(key="b", body_hash=b"1", replicated=True)
+        reading = asyncio.create_task(read(running))
+        await passed(1.5)
+        await rig.parts.cancel(ANNA, running.reply_id)
+        assert (await reading).code == "cancelled"
+        await passed(0.1)
+        for key in ("a", "b"):
+            again = await rig.start(key=key, body_hash=b"2", replicated=True)
+            assert again.reply_id != running.reply_id
+            assert (await read(again)).code == "done"
 
 
 # --- planned stop
@@ -611,3 +661,27 @@ async def test_wait_for_a_lease_in_another_pool_is_a_wait_in_the_queue(
         assert (await read(reply)).code == "queue_timeout"
         assert asyncio.get_running_loop().time() - begun_at == pytest.approx(ends_at, abs=0.1)
         holder.cancel()
+
+
+@pytest.mark.parametrize("hour", [3600.0, -3600.0])
+async def test_wall_clock_that_jumps_an_hour_changes_nothing(hour: float) -> None:
+    class Jumping(LoopClock):
+        jump = 0.0
+
+        def now(self) -> float:
+            return super().now() + self.jump
+
+    clock = Jumping()
+    log = MemoryReplyLog(clock)
+    rig = ReplyRig(provider=slow(1.0, 10), per_user=2, log=log, clock=clock)
+    async with rig.running():
+        running, waiting = [await rig.start(replicated=True) for _ in range(3)][::2]
+        reading = [asyncio.create_task(read(each)) for each in (running, waiting)]
+        await passed(3.5)
+        clock.jump += hour
+        whole = [await each for each in reading]
+        assert [(each.text, each.code) for each in whole] == [("x" * 10, "done")] * 2
+        assert asyncio.get_running_loop().time() == pytest.approx(20, abs=1.5)
+        await passed(KEPT_SECONDS + 1)  # from now on only the log has it
+        again = await read(await rig.parts.find(ANNA, running.reply_id), whole[0].entries[4][0])
+        assert again.entries == whole[0].entries[5:]
