@@ -13,6 +13,7 @@ from holdfast.limits.rules import Rule, RuleSet
 from holdfast.streaming.providers.contract import ProviderFailed
 from holdfast.streaming.reply import Owner, Payer, ReplyError
 from holdfast.streaming.usage_store.contract import UsageQuery, UsageRow
+from holdfast.telemetry.metrics import REGISTRY
 
 EVER = UsageQuery("0000-01-01", "9999-12-31")
 KEY = {"owner": Owner("acme", "key", "k1"), "payer": Payer("acme", "k1", is_key=True)}
@@ -24,6 +25,11 @@ def active(limit: int, resource: str = "replies:active") -> Rule:
 
 def tokens(limit: int, whose: str = "user") -> Rule:
     return Rule("*", f"tokens:{whose}", "fixed_window", limit, 86_400.0)
+
+
+def refused_for_tokens() -> float:
+    found = REGISTRY.get_sample_value("holdfast_reply_refusals_total", {"cause": "tokens"})
+    return found or 0.0
 
 
 def endless() -> FakeProvider:
@@ -82,7 +88,12 @@ async def test_payer_without_tokens_when_its_turn_comes_gets_an_end_and_no_gener
     async with rig.running():
         first = await rig.start(max_output_tokens=1)
         second = await rig.start(max_output_tokens=1)
-        assert [(await read(reply)).code for reply in (first, second)] == ["done", "tokens_used_up"]
+        before = refused_for_tokens()
+        assert (await read(first)).code == "done"
+        end = (await read(second)).end
+        assert isinstance(end, ReplyError) and end.code == "tokens_used_up"
+        assert end.retry_after_seconds > 60, "the window is a day"
+        assert refused_for_tokens() == before + 1
         assert len(provider.opened) == 1
         assert states(rig) == [] and len(rig.accounts.ended) == 1
 

@@ -62,6 +62,7 @@ class NodeStreaming:
             user = User(payer.tenant, payer.user)
             refused = refusal(await self._limits.entry_points.decide("reply", user))
             if refused is not None:
+                telemetry.reply_refused("rate")
                 raise refused
         await self._accounts.check(payer)
 

@@ -113,11 +113,7 @@ class Admission:
         """Raise the first reason to refuse the request."""
         self.refuse_if_draining()
         self.check_model(request.model)
-        try:
-            await self._check_rates(request)
-        except RateLimited:
-            telemetry.reply_refused("rate")
-            raise
+        await self._check_rates(request)
 
     def refuse_if_draining(self) -> None:
         if self.draining.is_set():

@@ -210,7 +210,7 @@ class Producer:
         except TimeoutError:
             return DEADLINE
         except ProviderFailed as failed:
-            return _with_retry(failed)
+            return _with_retry(failed.error, failed.retry_after_seconds)
         except (_Stopped, ReplyFailed) as stopped:
             return stopped.error
         return ReplyDone()
@@ -226,7 +226,8 @@ class Producer:
         try:
             await run.usage.on_granted()
         except RateLimited as refused:
-            raise _Stopped(ReplyError("tokens_used_up", refused.message, 429)) from None
+            used_up = ReplyError("tokens_used_up", refused.message, 429)
+            raise _Stopped(_with_retry(used_up, refused.retry_after_seconds)) from None
         except HoldfastError as error:
             raise _Stopped(ReplyError("internal", error.public.message, 503)) from None
         run.live.set_state("running")
@@ -290,6 +291,5 @@ class Producer:
         telemetry.reply_ended(live.begin.surface, name, self._clock.monotonic() - run.arrived_at)
 
 
-def _with_retry(failed: ProviderFailed) -> ReplyError:
-    seconds = failed.retry_after_seconds
-    return structs.replace(failed.error, retry_after_seconds=seconds) if seconds else failed.error
+def _with_retry(error: ReplyError, seconds: float | None) -> ReplyError:
+    return structs.replace(error, retry_after_seconds=seconds) if seconds else error

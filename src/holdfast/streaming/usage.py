@@ -128,6 +128,7 @@ class ReplyAccounts:
     async def _take_one(self, payer: Payer) -> None:
         decisions = await self._entry_points.decide("tokens", _user_of(payer))
         if (refused := refusal(decisions)) is not None:
+            telemetry.reply_refused("tokens")
             raise refused
 
     def _running(self) -> Sequence[RunUsage]:
