@@ -9,10 +9,11 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
 from scripted_node import STREAMING, ScriptedNode, scripted_node, until
 
 from holdfast.streaming.providers.script import ScriptSettings
-from holdfast.streaming.settings import ModelSettings, ProviderSettings, ReplyTimes
+from holdfast.streaming.settings import ModelSettings, ProviderSettings, ReplyClocks, ReplyTimes
 
 LONG = ProviderSettings(
     "long", kind="scripted", script=ScriptSettings(tokens=1_000_000, tokens_per_second=0)
@@ -25,11 +26,21 @@ IMPATIENT = replace(
     providers=(*STREAMING.providers, LONG),
     models=(*STREAMING.models, ModelSettings("long", ("long:long",))),
 )
+MUTE = replace(
+    STREAMING,
+    clocks=ReplyClocks(),
+    times=ReplyTimes(cancel_seconds=0.2, heartbeat_seconds=60, drain_seconds=1),
+    providers=(
+        ProviderSettings("mute", kind="scripted", script=ScriptSettings(first_token_seconds=60)),
+    ),
+    models=(ModelSettings("mute", ("mute:mute",)),),
+)
+"""Nothing is written for a minute, so only the close itself shows that a client left."""
 
 
-def request(node: ScriptedNode, model: str) -> bytes:
+def request(node: ScriptedNode, model: str, stream: bool = True) -> bytes:
     body = json.dumps(
-        {"model": model, "messages": [{"role": "user", "content": "hi"}], "stream": True}
+        {"model": model, "messages": [{"role": "user", "content": "hi"}], "stream": stream}
     ).encode()
     head = (
         "POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
@@ -68,6 +79,22 @@ async def test_client_that_ends_its_side_still_gets_its_reply(tmp_path: Path) ->
             answer = await reader.read()
         assert answer.endswith(b"data: [DONE]\n\n\r\n0\r\n\r\n")
         writer.close()
+
+
+@pytest.mark.parametrize("headers_came", [True, False])
+@pytest.mark.parametrize("stream", [True, False])
+async def test_reply_ends_when_its_client_closes_before_the_first_token(
+    tmp_path: Path, stream: bool, headers_came: bool
+) -> None:
+    async with scripted_node(tmp_path, MUTE) as node:
+        reader, writer = await asyncio.open_connection("127.0.0.1", node.port)
+        writer.write(request(node, "mute", stream))
+        if stream and headers_came:
+            await reader.readuntil(b"\r\n\r\n")
+        await until(lambda: [reply.state for reply in node.replies()] == ["running"])
+        writer.close()
+        async with asyncio.timeout(5):
+            await until(lambda: not node.replies())
 
 
 async def test_quiet_stream_has_comments_of_one_line(tmp_path: Path) -> None:

@@ -69,10 +69,11 @@ class Request:
         self.query: bytes = scope["query_string"]
         self.peer: str = client[0] if client else ""
         self.receive = receive
-        self.on_disconnect: Callable[[Callable[[], None]], None] | None = scope.get(
+        self.on_disconnect: Callable[[Callable[[bool], None]], None] | None = scope.get(
             "holdfast.on_disconnect"
         )
-        """Our server's way to say that the client left, without a waiting task."""
+        """Our server's way to say that the client left (True) or has ended its side
+        (False), without a waiting task."""
         self.raw_headers: RawHeaders = scope["headers"]
         self.headers, self.repeated = joined_headers(self.raw_headers)
         self.path_params: Mapping[str, str] = {}

@@ -23,6 +23,8 @@ from holdfast.errors import HoldfastError, InvalidMessage, Unavailable
 from holdfast.telemetry import log
 
 StreamEnd = Literal["complete", "client_gone", "deadline", "drained", "failed"]
+ENDED_IDLE_SECONDS = 0.5
+"""How often an idle piece is sent to a client that has ended its side."""
 CLOSE_SECONDS = 1.0
 """How long an iterator that is cut may take to clean up."""
 
@@ -120,8 +122,9 @@ class StreamedBody:
     """
 
     __slots__ = (
-        "_ends_as", "_ends_at", "_head_sent", "_held", "_loop", "_may_start", "_name", "_pieces",
-        "_send", "_sending", "_sent_at", "_started", "_tasks", "_timer", "bounds", "end",
+        "_ends_as", "_ends_at", "_head_sent", "_held", "_idle_seconds", "_loop", "_may_start",
+        "_name", "_pieces", "_send", "_sending", "_sent_at", "_started", "_tasks", "_timer",
+        "bounds", "end",
     )  # fmt: skip
 
     def __init__(
@@ -134,6 +137,7 @@ class StreamedBody:
         self._loop = loop = asyncio.get_running_loop()
         self._name = request.endpoint.name if request.endpoint else ""
         self._pieces, self.bounds = pieces, bounds
+        self._idle_seconds = bounds.idle_seconds
         self.end: asyncio.Future[StreamEnd] = loop.create_future()
         self._may_start: asyncio.Future[None] = loop.create_future()
         """Done when there is a reason to send the head, or to send none."""
@@ -264,10 +268,20 @@ class StreamedBody:
     async def _watch(self, receive: AsgiReceive) -> None:
         while (await receive())["type"] != "http.disconnect":
             pass
-        self._on_disconnect()
+        self._on_disconnect(lost=True)
 
-    def _on_disconnect(self) -> None:
-        self._finish("client_gone")
+    def _on_disconnect(self, lost: bool) -> None:
+        """The connection is lost, or the client has ended its side of it.
+
+        A client that closed and one that will only read look the same until something
+        is written to them, twice. So write; an answer that cannot yet counts as left.
+        """
+        if lost or not self.bounds.idle_piece:
+            self._finish("client_gone")
+        elif not self.end.done():
+            self._idle_seconds = min(self._idle_seconds, ENDED_IDLE_SECONDS)
+            self._start_now()
+            self._set_timer()
 
     def drain(self) -> None:
         """The node stops: cut the answer unless it ends in its time."""
@@ -279,7 +293,7 @@ class StreamedBody:
     # --- the timer
 
     def _set_timer(self) -> None:
-        idle_at = self._sent_at + self.bounds.idle_seconds if self.bounds.idle_piece else math.inf
+        idle_at = self._sent_at + self._idle_seconds if self.bounds.idle_piece else math.inf
         self._timer.cancel()
         self._timer = self._loop.call_at(min(self._ends_at, idle_at), self._on_time)
 
@@ -292,7 +306,7 @@ class StreamedBody:
         if now >= self._ends_at:
             self._finish(self._ends_as)
             return
-        if self._send is not None and now - self._sent_at >= self.bounds.idle_seconds:
+        if self._send is not None and now - self._sent_at >= self._idle_seconds:
             self._sent_at = now
             if not self._sending:
                 piece = self._send_piece(self._send, self.bounds.idle_piece)

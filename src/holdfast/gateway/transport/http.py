@@ -106,8 +106,9 @@ class HttpRequests(HttpToolsProtocol):
     _ended = False
     """The client has ended its side of the connection."""
     _answering: RequestResponseCycle | None = None
-    _on_disconnect: Callable[[], None] | None = None
-    """Of the streamed answer that is being sent."""
+    _on_disconnect: Callable[[bool], None] | None = None
+    """Of the streamed answer that is being sent: True if the connection is lost, False
+    if the client has only ended its side."""
     _timer: asyncio.TimerHandle | None = None
     _counted_as: str | None = None
     """The address under which the connection is counted; None when it is not."""
@@ -147,7 +148,7 @@ class HttpRequests(HttpToolsProtocol):
             self._answering.disconnected = True
             self._answering.message_event.set()
         if self._on_disconnect is not None:
-            self._on_disconnect()
+            self._on_disconnect(True)
         self._cancel_timer()
         self._leave()
         super().connection_lost(exc)
@@ -156,6 +157,8 @@ class HttpRequests(HttpToolsProtocol):
         """The client ended its side: answer its complete requests."""
         self._ended = self._ignoring = True
         self._drop_unfinished()
+        if self._on_disconnect is not None:
+            self._on_disconnect(False)
         return self._unanswered
 
     def data_received(self, data: bytes) -> None:
@@ -352,11 +355,14 @@ class HttpRequests(HttpToolsProtocol):
             cycle.disconnected = True
             self.transport.close()
 
-    def _set_on_disconnect(self, callback: Callable[[], None]) -> None:
-        """Call back when the connection is lost. The body has been read."""
+    def _set_on_disconnect(self, callback: Callable[[bool], None]) -> None:
+        """Call back when the connection is lost, and when the client ends its side. The
+        body has been read."""
         if self.transport.is_closing():
-            self.loop.call_soon(callback)
+            self.loop.call_soon(callback, True)
             return
+        if self._ended:
+            self.loop.call_soon(callback, False)
         self.flow.resume_reading()
         self._on_disconnect = callback
         if self._answering is not None:
