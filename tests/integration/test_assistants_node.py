@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import Any
 
 import httpx
 import pytest
+from long_tier import times
 from result_counts import tally
 from supervisor import QUICK, Forks, Life, Settings, Supervisor
 
@@ -25,7 +25,7 @@ from holdfast.store.sqlite.database import CHATS
 from holdfast.verify.history import Recorder
 from proof.results import Row
 
-KILLS = int(os.environ.get("HOLDFAST_ASSISTANT_KILLS", "2"))
+KILLS = times(20)
 CHATS_AT_ONCE = 4
 KILLS_OF_A_PROOF = 20
 SEED = 700
@@ -83,6 +83,7 @@ async def _until_message(events: Any, sender: str) -> list[ClientEvent]:
     raise AssertionError("unreachable")
 
 
+@pytest.mark.torture
 @pytest.mark.long
 async def test_server_killed_during_replies_stores_one_message_for_each(tmp_path: Path) -> None:
     """Half of the servers kill themselves behind a commit, such as the reply's own."""
