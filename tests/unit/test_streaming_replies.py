@@ -9,7 +9,7 @@ import pytest
 from reply_rig import ANNA, FakeProvider, Reading, ReplyRig, read
 
 from holdfast.errors import InvalidMessage, KeyReused, NotFound, RateLimited, Unavailable
-from holdfast.streaming.parts import KEPT_SECONDS
+from holdfast.streaming.parts import KEPT_SECONDS, SWEPT_AT_ONCE
 from holdfast.streaming.pool.contract import (
     DEFAULT_POOL,
     PoolSettings,
@@ -685,3 +685,21 @@ async def test_wall_clock_that_jumps_an_hour_changes_nothing(hour: float) -> Non
         await passed(KEPT_SECONDS + 1)  # from now on only the log has it
         again = await read(await rig.parts.find(ANNA, running.reply_id), whole[0].entries[4][0])
         assert again.entries == whole[0].entries[5:]
+
+
+async def test_owners_of_many_replies_are_checked_in_several_turns_of_the_loop() -> None:
+    rig = ReplyRig(provider=FakeProvider(hang=True), per_user=1000)
+    loop, checked = asyncio.get_running_loop(), [0]
+
+    def is_allowed() -> bool:
+        checked[-1] += 1
+        if checked[-1] == 1:
+            loop.call_soon(checked.append, 0)
+        return True
+
+    async with rig.running():
+        for _ in range(SWEPT_AT_ONCE + 100):
+            await rig.start(kind="background", is_allowed=is_allowed)
+        await passed(1.5)
+    assert sum(checked) >= SWEPT_AT_ONCE + 100
+    assert max(checked) <= SWEPT_AT_ONCE
