@@ -154,10 +154,12 @@ class SharedTimeout:
         try:
             return await awaited
         except asyncio.CancelledError as error:
-            if self._has_expired and task.uncancel() <= cancels:
+            if self._has_expired and task.cancelling() - 1 <= cancels:
                 raise TimeoutError from error
             raise
         finally:
+            if self._has_expired:
+                task.uncancel()
             self._task, self._has_expired = None, False
 
     def close(self) -> None:

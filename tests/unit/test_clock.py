@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+from contextlib import suppress
 
 import pytest
 
@@ -123,4 +124,21 @@ async def test_shared_timeout_lets_a_cancellation_through() -> None:
         loop.call_later(seconds, waiting.cancel)
         with pytest.raises(asyncio.CancelledError):
             await waiting
+    timeout.close()
+
+
+async def test_shared_timeout_leaves_no_cancellation_behind() -> None:
+    loop, timeout = asyncio.get_running_loop(), SharedTimeout()
+
+    async def deaf() -> str:
+        with suppress(asyncio.CancelledError):
+            await asyncio.sleep(30)
+        return "late"
+
+    assert await timeout.wait(deaf(), loop.time() + 1) == "late"
+    with pytest.raises(TimeoutError):  # it would be a CancelledError
+        async with asyncio.timeout(1):
+            await asyncio.sleep(30)
+    task = asyncio.current_task()
+    assert task is not None and task.cancelling() == 0
     timeout.close()

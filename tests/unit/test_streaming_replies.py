@@ -703,3 +703,15 @@ async def test_owners_of_many_replies_are_checked_in_several_turns_of_the_loop()
         await passed(1.5)
     assert sum(checked) >= SWEPT_AT_ONCE + 100
     assert max(checked) <= SWEPT_AT_ONCE
+
+
+async def test_reply_whose_task_is_cancelled_by_a_stranger_has_an_end() -> None:
+    rig = ReplyRig(provider=slow())
+    async with rig.running():
+        reply = await rig.start()
+        reading = asyncio.create_task(read(reply))
+        await passed(2.5)
+        name = f"holdfast-reply-{reply.reply_id}"
+        next(task for task in asyncio.all_tasks() if task.get_name() == name).cancel()
+        async with asyncio.timeout(5):
+            assert (await reading).code == "internal"

@@ -181,8 +181,9 @@ class Producer:
         try:
             end = await self._make(run)
         except asyncio.CancelledError:
-            if run.live.stop_cause is None:
-                raise  # the node itself is being torn down
+            if run.live.stop_cause is None:  # the node itself is being torn down
+                run.live.show_end(INTERNAL)
+                raise
             end = run.live.stop_cause
         except Exception as error:
             telemetry.defect("replies", error)
