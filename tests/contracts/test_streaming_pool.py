@@ -137,6 +137,7 @@ async def test_release_grants_the_next_and_confirm_makes_it_a_lease(rigs: OpenRi
         assert (await rig.beat()).granted == []
 
 
+@pytest.mark.covers("002 Redis Client")
 async def test_grant_wakes_its_node(rigs: OpenRig) -> None:
     async with rigs() as rig:
         await rig.fill()

@@ -9,12 +9,17 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
+import aiohttp
 import pytest
+from long_tier import times
+from reply_reader import ReplyClient, numbered_words
 from scripted_node import STREAMING, ScriptedNode, scripted_node, until
+from streaming_rig import streaming_rig
 
 from holdfast.streaming.providers.script import ScriptSettings
 from holdfast.streaming.settings import ModelSettings, ProviderSettings, ReplyClocks, ReplyTimes
 
+CHAT = "/v1/chat/completions"
 LONG = ProviderSettings(
     "long", kind="scripted", script=ScriptSettings(tokens=1_000_000, tokens_per_second=0)
 )
@@ -43,7 +48,7 @@ def request(node: ScriptedNode, model: str, stream: bool = True) -> bytes:
         {"model": model, "messages": [{"role": "user", "content": "hi"}], "stream": stream}
     ).encode()
     head = (
-        "POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+        f"POST {CHAT} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
         f"Authorization: Bearer {node.token}\r\nContent-Length: {len(body)}\r\n\r\n"
     )
     return head.encode() + body
@@ -106,3 +111,40 @@ async def test_quiet_stream_has_comments_of_one_line(tmp_path: Path) -> None:
         assert b"5\r\n: hb\n\r\n" in answer and b": hb\n\n" not in answer
         assert b'"code":"upstream_timeout"' in answer
         writer.close()
+
+
+async def test_address_with_all_its_connections_open_is_refused_and_others_are_served(
+    tmp_path: Path,
+) -> None:
+    """A third says nothing, a third half a head, a third half a request for a reply."""
+    many = times(10_000)
+    settings = {"access.http.per_address_max": many, "server.trusted_proxies": []}
+    async with (
+        asyncio.timeout(120),
+        streaming_rig(tmp_path, nodes=1, with_redis=False, settings=settings) as rig,
+        aiohttp.TCPConnector(local_addr=("127.0.0.2", 0)) as connector,
+        aiohttp.ClientSession(rig.nodes[0].program.url, connector=connector) as elsewhere,
+    ):
+        port, words = rig.nodes[0].program.port, numbered_words(20)
+        post = f"POST {CHAT} HTTP/1.1\r\nHost: x\r\nX-Api-Key: {rig.key}\r\n".encode()
+        says = [b"", post, post + b"Content-Length: 1000\r\n\r\n{"]
+        held = []
+        for number in range(many):
+            _, writer = await asyncio.open_connection("127.0.0.1", port)
+            writer.write(says[number % 3])
+            held.append(writer)
+        late, closing = await asyncio.open_connection("127.0.0.1", port)
+        assert (await late.read()).startswith(b"HTTP/1.1 503 ")
+        closing.close()
+        reply = await ReplyClient(elsewhere, rig.key).chat(words)
+        assert (reply.text, reply.ends) == (words, ["done"])
+        assert reply.ended - reply.asked < 5
+        for writer in held:
+            writer.close()
+        await until_served(rig.client, words)
+
+
+async def until_served(client: ReplyClient, words: str) -> None:
+    async with asyncio.timeout(20):
+        while (await client.chat(words)).text != words:  # noqa: ASYNC110 - it sees closes late
+            await asyncio.sleep(0.01)

@@ -35,11 +35,7 @@ async def loads(folder: Path, *, enabled: bool) -> tuple[LoadResult, LoadResult]
 @pytest.mark.covers("002 P99 latency about 3 s when queued")
 @pytest.mark.covers("002 success rate above 95 %")
 @pytest.mark.covers("002 queue timeout rate below 5 %")
-@pytest.mark.covers("002 429 errors to the frontend: 0 %")
-@pytest.mark.covers("002 P50 latency unchanged")
-@pytest.mark.covers("002 P99 latency about 3 s when queued")
-@pytest.mark.covers("002 success rate above 95 %")
-@pytest.mark.covers("002 queue timeout rate below 5 %")
+@pytest.mark.covers("002 P99 latency increases, for 100 % success")
 async def test_table_holds_under_both_loads(tmp_path: Path) -> None:
     async with asyncio.timeout(120):
         on, off = await asyncio.gather(

@@ -113,6 +113,7 @@ async def test_models_are_listed_and_found_by_name() -> None:
         assert (missing.status_code, error(missing)["code"]) == (404, "model_not_found")
 
 
+@pytest.mark.covers("002 Queue Request Handler")
 async def test_queued_client_sees_its_place_as_a_comment_and_then_its_reply() -> None:
     async with serving(replies=ReplyRig(ONE_AT_A_TIME, slow(3, 2.0))) as rest:
         client = ReplyClient(rest)
@@ -858,3 +859,46 @@ async def test_same_key_and_body_attach_and_another_body_is_409() -> None:
         assert other.headers["x-should-retry"] == "false"
         assert (await ask(rest, CHAT, who=rest.token("bob"))).status_code == 200
     assert rest.deps.body_bytes.total == 0
+
+
+@pytest.mark.parametrize(("path", "changed"), [(NATIVE, {}), (RESPONSES, {"background": True})])
+async def test_same_key_gives_the_same_reply_where_it_is_read_later(
+    path: str, changed: dict[str, Any]
+) -> None:
+    rig = ReplyRig(provider=slow(3))
+    async with serving(replies=rig) as rest:
+
+        async def keyed(**other: Any) -> httpx.Response:
+            body = {**ASK[path], **changed, **other}
+            return await rest.ask("POST", path, rest.token("alice"), body, Idempotency_Key="k1")
+
+        answers = [await keyed(), await keyed()]
+        await asyncio.sleep(5)
+        answers.append(await keyed())
+        assert len({answer.json()["id"] for answer in answers}) == 1
+        assert len(rig.provider.requests) == 1
+        other = await keyed(temperature=1)
+        assert other.status_code == 409 and error(other)["message"]
+        assert other.headers["x-should-retry"] == "false"
+
+
+@pytest.mark.parametrize("path", [CHAT, RESPONSES, NATIVE])
+@pytest.mark.parametrize("key", ["k" * 1000, "a b\tc"])
+async def test_malformed_key_is_400_in_the_shape_of_the_surface(path: str, key: str) -> None:
+    async with serving() as rest:
+        who = rest.token("alice")
+        answer = await rest.ask("POST", path, who, ASK[path], Idempotency_Key=key)
+        assert answer.status_code == 400 and "Idempotency-Key" in error(answer)["message"]
+        assert rest.deps.body_bytes.total == 0
+
+
+async def test_deleted_response_is_cancelled_and_gone_at_once() -> None:
+    rig = ReplyRig(provider=slow(1000))
+    async with serving(replies=rig) as rest:
+        who = rest.token("alice")
+        path = f"{RESPONSES}/{(await ask(rest, RESPONSES, background=True)).json()['id']}"
+        await asyncio.sleep(2.5)
+        assert (await rest.ask("DELETE", path, who)).json()["deleted"] is True
+        assert rig.provider.closed
+        for method in ("GET", "DELETE"):
+            assert (await rest.ask(method, path, who)).status_code == 404

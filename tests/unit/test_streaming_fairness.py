@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from statistics import mean
 
+import pytest
 from pool_rig import PoolServer
 
 from holdfast.streaming.fair_queue import FairQueue
@@ -69,6 +70,7 @@ async def load(bounds: QueueBounds) -> AsyncIterator[Load]:
         yield Load(nodes)
 
 
+@pytest.mark.covers("002 load spikes are handled by queuing")
 async def test_hundred_users_with_ten_requests_wait_alike() -> None:
     async with load(QueueBounds()) as replies:
         await replies.run(

@@ -36,6 +36,7 @@ async def passed(seconds: float) -> None:
 @pytest.mark.covers("002 the handler generates `request_id`")
 @pytest.mark.covers("002 the worker picks up the job and generates tokens")
 @pytest.mark.covers("002 an additional worker to manage")
+@pytest.mark.covers("002 Queue Consumer Worker")
 async def test_reply_is_its_begin_its_tokens_its_usage_and_one_end() -> None:
     rig = ReplyRig()
     async with rig.running():
@@ -160,7 +161,7 @@ async def test_reader_that_was_never_read_nor_closed_does_not_keep_the_reply() -
         del cursor
         gc.collect()
         await passed(5.5)
-        assert rig.provider.closed
+        assert rig.provider.closed and not sum(rig.leases.status().active.values())
 
 
 @pytest.mark.parametrize(("replicated", "grace"), [(False, 5.0), (True, 30.0)])

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import astuple
 from pathlib import Path
 
 import pytest
 
+from holdfast.bounds import MIB
 from holdfast.errors import BadSetting
-from holdfast.settings import load
+from holdfast.settings import Settings, load
 from holdfast.streaming.settings import StreamingSettings
 
 OPENAI = """
@@ -38,6 +40,23 @@ def test_nothing_set_is_one_scripted_provider_with_one_model() -> None:
     assert [(m.name, m.providers) for m in settings.models_in_use] == [
         ("scripted", ("scripted:scripted",))
     ]
+
+
+def test_defaults_are_those_of_the_design() -> None:
+    settings = Settings()
+    streaming, http = settings.streaming, settings.access.http
+    queue = streaming.queue_failover
+    assert (queue.enabled, queue.timeout_seconds, queue.max_retries) == (True, 30, 5)
+    assert (queue.base_delay_ms, queue.max_delay_ms) == (100, 5000)
+    waiting = (queue.waiting_max, queue.waiting_per_tenant, queue.waiting_per_user)
+    assert waiting == (10_000, 5_000, 10)
+    sizes = (queue.bytes_max, queue.bytes_per_key_max, queue.bytes_per_user_max)
+    assert sizes == (256 * MIB, 128 * MIB, 16 * MIB)
+    assert (streaming.pool.total, streaming.pool.per_user) == (10_000, 3)
+    assert streaming.replies_bytes_max == 256 * MIB
+    assert astuple(streaming.clocks) == (15, 60, 120, 60, 600, 280)
+    assert astuple(streaming.times) == (15, 5, 30, 30, 20)
+    assert (http.connections_max, http.per_address_max) == (32_000, 10_000)
 
 
 def test_provider_with_a_bound_has_its_own_pool(tmp_path: Path) -> None:
