@@ -716,3 +716,24 @@ async def test_reply_whose_task_is_cancelled_by_a_stranger_has_an_end() -> None:
         next(task for task in asyncio.all_tasks() if task.get_name() == name).cancel()
         async with asyncio.timeout(5):
             assert (await reading).code == "internal"
+
+
+class SlowLog(MemoryReplyLog):
+    """Takes half a second to begin a log."""
+
+    async def begin(self, *given: object) -> int:  # type: ignore[override]
+        await asyncio.sleep(0.5)
+        return await super().begin(*given)  # type: ignore[arg-type]
+
+
+async def test_request_that_was_admitted_before_the_node_stops_does_not_begin_after() -> None:
+    rig = ReplyRig(provider=slow(), log=SlowLog(LoopClock()))
+    async with rig.running():
+        starting = asyncio.create_task(rig.start(replicated=True))
+        await passed(0.1)
+        await rig.parts.drain()
+        with pytest.raises(Unavailable, match="stopping"):
+            await starting
+        await passed(1.5)
+        assert not rig.provider.opened
+        assert sum(rig.leases.status().active.values()) == 0

@@ -210,22 +210,33 @@ class StreamingParts:
         epoch = int(self._clock.now() * 1000)
         live = LiveReply(request.reply_id, begin, epoch, arrived_at)
         try:
-            if request.replicated and not full:
-                live.epoch = await self._writer.begin(live)
-                live.resumable = True
-        except (Deferred, OutcomeUnknown):
-            if must_resume:
-                self._leases.release(request.reply_id)
-                telemetry.reply_refused("log")
-                raise _log_unavailable() from None
+            if request.replicated:
+                await self._begin_log(live, full, must_resume)
+            self._admission.refuse_if_draining()  # that may have begun meanwhile
         except BaseException:
             self._leases.release(request.reply_id)
+            self._writer.forget(live)
             raise
-        if request.replicated and not live.resumable:
-            telemetry.reply_not_resumable("memory" if full else "log")
         self._hold(_Held(live, claim, request.replicated, request.is_allowed))
         self._producer.start(live, request, place, self._on_ended)
         return attach_live(live)
+
+    async def _begin_log(self, live: LiveReply, full: bool, must_resume: bool) -> None:
+        """Make the reply resumable; if that is impossible, it may go on unless it must
+        be.
+        """
+        if full:
+            telemetry.reply_not_resumable("memory")
+            return
+        try:
+            live.epoch = await self._writer.begin(live)
+        except (Deferred, OutcomeUnknown):
+            if must_resume:
+                telemetry.reply_refused("log")
+                raise _log_unavailable() from None
+            telemetry.reply_not_resumable("log")
+        else:
+            live.resumable = True
 
     def _hold(self, held: _Held) -> None:
         live = held.live
