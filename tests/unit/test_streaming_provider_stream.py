@@ -11,7 +11,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.streaming.provider_stream import EVENT_BYTES_MAX, ProviderStream, error_object
+from holdfast.streaming.provider_stream import (
+    BARE_BYTES_MAX,
+    EVENT_BYTES_MAX,
+    ProviderStream,
+    error_object,
+)
 from holdfast.streaming.providers.contract import ProviderChunk
 from holdfast.streaming.reply import ReplyError, ReplyUsage
 
@@ -247,9 +252,21 @@ def test_event_without_end_is_cut_off_at_its_bound() -> None:
 
 def test_endless_comments_without_blank_lines_are_no_event() -> None:
     stream = ProviderStream()
-    for _ in range(200):
+    for _ in range(BARE_BYTES_MAX // 11_000):
         assert len(stream.feed(b": 12345678\n" * 1000)) == 1000
     assert stream.error is None
+
+
+@pytest.mark.parametrize("filler", [b":\n", b"\n", b"id: 7\n", b"data: \n\n"])
+def test_flood_that_carries_nothing_is_garbage_until_a_chunk_comes(filler: bytes) -> None:
+    stream = ProviderStream()
+    flood = filler * (BARE_BYTES_MAX // len(filler) // 2)
+    for _ in range(3):
+        stream.feed(flood)
+        assert stream.feed(sse(HELLO))[-1] == content(HELLO) and stream.error is None
+    for _ in range(3):
+        stream.feed(flood)
+    assert stream.error is not None and stream.error.code == "upstream_garbage"
 
 
 @pytest.mark.parametrize(

@@ -15,8 +15,8 @@ What counts in an event:
   tokens.
 
 What is no SSE, no JSON object, no UTF-8, or longer than ``EVENT_BYTES_MAX`` is
-``upstream_garbage``. A failure is kept in ``error``, not raised: chunks before it, in
-the same bytes, still count.
+``upstream_garbage``, and so are ``BARE_BYTES_MAX`` bytes without a chunk. A failure is
+kept in ``error``, not raised: chunks before it, in the same bytes, still count.
 
 ``failure_of_status`` judges answers that begin no stream.
 """
@@ -35,6 +35,9 @@ from holdfast.streaming.reply import ReplyError, ReplyUsage
 
 EVENT_BYTES_MAX = MIB
 """The data of one event."""
+BARE_BYTES_MAX = 2 * EVENT_BYTES_MAX
+"""What may come between two chunks. A provider that sends nothing but comments, as fast
+as they are read, would take the node's processor from everybody."""
 NOT_SSE = ReplyError("upstream_garbage", "the provider's answer is not SSE")
 _NO_ROOM = (429, 503, 529)
 _OPERATORS_FAULT = (401, 402, 403, 404, 407, 408)
@@ -82,6 +85,8 @@ class ProviderStream:
         self._line = bytearray()
         self._data: list[bytes] = []
         self._data_bytes = 0
+        self._bare_bytes = 0
+        """Since the last chunk that carries something."""
         self._after_cr = False
         self._at_start = True
 
@@ -105,6 +110,9 @@ class ProviderStream:
                 return chunks
         self._line += rest
         self._bound(len(self._line))
+        self._bare_bytes = 0 if any(c.data for c in chunks) else self._bare_bytes + len(data)
+        if self._bare_bytes > BARE_BYTES_MAX:
+            self._fail(f"the provider sent {BARE_BYTES_MAX} bytes without a chunk")
         return chunks
 
     def _read_line(self, line: bytes, chunks: list[ProviderChunk]) -> None:
