@@ -292,8 +292,11 @@ async def test_begin_gives_up_on_a_silent_log_after_a_second() -> None:
             await asyncio.Event().wait()
             raise AssertionError
 
+    writer = LogWriter(Silent(ManualClock()))
+    assert not writer.is_failing
     with pytest.raises(OutcomeUnknown):
-        await begun(LogWriter(Silent(ManualClock())))
+        await begun(writer)
+    assert writer.is_failing  # which status and metrics show
 
 
 async def test_call_holds_at_most_2000_entries_and_the_rest_follows() -> None:

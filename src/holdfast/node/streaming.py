@@ -94,12 +94,17 @@ class NodeStreaming:
         while True:
             status = self._leases.status()
             telemetry.pool_state(status.active, status.depth, status.state)
-            telemetry.dependency_up("replies", status.shared_up)
+            telemetry.dependency_up("replies", self._up)
             await asyncio.sleep(GAUGES_SECONDS)
 
+    @property
+    def _up(self) -> bool:
+        """Whether the pool and the log answer."""
+        return self._leases.shared_up and not self._writer.is_failing
+
     def dependencies(self) -> Mapping[str, str]:
-        """For display only: a node makes replies without the shared pool, too."""
-        return {"replies": "up" if self._leases.status().shared_up else "down"}
+        """For display only: a node makes replies without pool and log, too."""
+        return {"replies": "up" if self._up else "down"}
 
     def status(self) -> Mapping[str, Any]:
         """Pools, depth of the queue, and providers."""

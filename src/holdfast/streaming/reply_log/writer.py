@@ -161,6 +161,11 @@ class LogWriter:
         self._urgent = asyncio.Event()
         self._failing = False
 
+    @property
+    def is_failing(self) -> bool:
+        """Whether the last call of the log failed."""
+        return self._failing
+
     async def begin(self, reply: LoggedReply) -> int:
         """Write entry 0 and return the epoch, which ``reply.epoch`` must be then.
 
@@ -173,7 +178,13 @@ class LogWriter:
             async with asyncio.timeout(self._end_seconds):
                 epoch = await self._log.begin(reply.reply_id, begin)
         except TimeoutError:
-            raise OutcomeUnknown("the log of replies does not answer") from None
+            silent = OutcomeUnknown("the log of replies does not answer")
+            self._failed(silent)
+            raise silent from None
+        except HoldfastError as error:
+            self._failed(error)
+            raise
+        self._failing = False
         self._replies[reply.reply_id] = _Logged(reply)
         return epoch
 
