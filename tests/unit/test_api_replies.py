@@ -789,6 +789,21 @@ async def test_ticket_reads_its_own_reply_only_and_cancels_nothing() -> None:
         assert (await rest.client.get(url)).status_code == 401
 
 
+@pytest.mark.parametrize("path", [CHAT, RESPONSES, NATIVE])
+async def test_text_of_a_request_is_in_no_log_line(path: str) -> None:
+    broke = ProviderFailed(ReplyError("upstream_lost", "reset", 502))
+    rig = ReplyRig(provider=FakeProvider(steps=["SECRET answer", broke]))
+    said: Any = [{"role": "user", "content": "SECRET"}]
+    async with serving(replies=rig) as rest:
+        with capture_logs() as lines:
+            for changed in ({}, {"n": 2}, {"model": "none"}, {"stream": "SECRET"}):
+                fields = {"input": said} if path == RESPONSES else {"messages": said}
+                await ask(rest, path, **fields, **changed)
+            await asyncio.sleep(40)
+        assert lines and "SECRET" not in repr(lines)
+        assert rig.provider.requests
+
+
 async def test_ticket_is_in_no_log_line() -> None:
     async with serving() as rest:
         _, url = await begun(rest)

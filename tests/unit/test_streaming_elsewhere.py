@@ -95,14 +95,17 @@ def begin(node: str) -> ReplyBegin:
     return ReplyBegin(*ANNA, "plain", "responses", "tiny", node, 0.0)
 
 
-async def test_reader_of_a_dead_node_gets_what_there_is_and_worker_lost() -> None:
+@pytest.mark.parametrize("text", ["half", ""], ids=["generating", "queued"])
+async def test_reader_of_a_dead_node_gets_what_there_is_and_worker_lost(text: str) -> None:
     async with two_nodes() as (_, two):
         epoch = await two.log.begin("rpl_dead", begin("node-z"))
-        delta = ReplyDelta(b'{"choices":[{"delta":{"content":"half"}}]}')
-        await two.log.append([LogAppend("rpl_dead", EntryId(epoch, 1), [delta])])
-        found = await two.parts.find(ANNA, "rpl_dead")
-        reading = await read(found)
-        assert (reading.text, reading.code) == ("half", "worker_lost")
+        if text:
+            delta = ReplyDelta(b'{"choices":[{"delta":{"content":"half"}}]}')
+            await two.log.append([LogAppend("rpl_dead", EntryId(epoch, 1), [delta])])
+        began = asyncio.get_running_loop().time()
+        reading = await read(await two.parts.find(ANNA, "rpl_dead"))
+        assert (reading.text, reading.code) == (text, "worker_lost")
+        assert asyncio.get_running_loop().time() - began <= 2
 
 
 async def test_key_of_a_dead_node_begins_a_new_reply() -> None:
