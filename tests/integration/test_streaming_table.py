@@ -27,7 +27,8 @@ async def loads(folder: Path, *, enabled: bool) -> tuple[LoadResult, LoadResult]
     settings = {"streaming.queue_failover.enabled": str(enabled).lower()}
     async with streaming_rig(folder, nodes=1, with_redis=False, settings=settings) as rig:
         server = server_of(rig)
-        return await burst(server, WORDS), await usual(server, WORDS, 4, "usual")
+        both = await asyncio.gather(burst(server, WORDS), usual(server, WORDS, 4, "usual"))
+        return both[0], both[1]
 
 
 @pytest.mark.covers("002 429 errors to the frontend: 0 %")

@@ -9,7 +9,7 @@ from typing import TypeVar
 
 T = TypeVar("T")
 IS_LONG = os.environ.get("TORTURE", "") not in ("", "0")
-AT_ONCE = 4
+AT_ONCE = 5
 """Runs that mostly wait go side by side."""
 
 

@@ -50,10 +50,10 @@ def model_settings(paces: Mapping[str, float] = PACES) -> dict[str, Any]:
 
 @dataclass
 class RigNode:
-    """One node. ``link`` is its way to Redis, None without Redis."""
+    """One node. ``link``: the fault proxy on its way to Redis, if there is one."""
 
     program: Program
-    settings: Mapping[str, Any]
+    settings: dict[str, Any]
     admin_key: str
     link: Proxy | None = None
     process: ForkedNode = field(init=False)
@@ -126,10 +126,14 @@ async def streaming_rig(
     *,
     nodes: int = 3,
     with_redis: bool = True,
+    with_links: bool = True,
     with_nginx: bool = False,
     settings: Mapping[str, Any] | None = None,
 ) -> AsyncIterator[StreamingRig]:
-    """Nodes that serve. ``settings`` by dotted path, for every node."""
+    """Nodes that serve. ``settings`` by dotted path, for every node.
+
+    ``with_links`` False: nodes reach Redis directly, also while this loop rests.
+    """
     async with AsyncExitStack() as stack:
         server = had("redis", redis.start) if with_redis else None
         if server is not None:
@@ -137,11 +141,15 @@ async def streaming_rig(
         first = folder / "node0" / "state"
         admin_key, key = await _make_credentials(first)
         made = [
-            await _make_node(
-                folder / f"node{number}", (first, admin_key), server, settings or {}, stack
-            )
+            _make_node(folder / f"node{number}", (first, admin_key), settings or {})
             for number in range(nodes)
         ]
+        for node in made if server is not None else ():
+            port = server.port
+            if with_links:
+                node.link = await stack.enter_async_context(Proxy("127.0.0.1", server.port))
+                port = node.link.port
+            node.settings["cluster.redis"] = f"redis://127.0.0.1:{port}/0"
         for node in made:
             node.session = await _session(stack, node.program.url)
             node.client = ReplyClient(node.session, key)
@@ -152,14 +160,8 @@ async def streaming_rig(
         yield rig
 
 
-async def _make_node(
-    folder: Path,
-    credentials: tuple[Path, str],
-    server: Server | None,
-    settings: Mapping[str, Any],
-    stack: AsyncExitStack,
-) -> RigNode:
-    folder.mkdir(parents=True, exist_ok=True)  # noqa: ASYNC240
+def _make_node(folder: Path, credentials: tuple[Path, str], settings: Mapping[str, Any]) -> RigNode:
+    folder.mkdir(parents=True, exist_ok=True)
     program = Program(folder / "state")
     chosen: dict[str, Any] = {
         "server.port": program.port,
@@ -171,11 +173,7 @@ async def _make_node(
     }
     if credentials[0] != program.state_dir:
         chosen["access.credentials_dir"] = str(credentials[0])
-    link = None
-    if server is not None:
-        link = await stack.enter_async_context(Proxy("127.0.0.1", server.port))
-        chosen["cluster.redis"] = f"redis://127.0.0.1:{link.port}/0"
-    return RigNode(program, chosen, credentials[1], link)
+    return RigNode(program, chosen, credentials[1])
 
 
 async def _start(node: RigNode, stack: AsyncExitStack) -> None:
