@@ -28,6 +28,8 @@ CLIENTS = 3 * TOTAL
 """Each of another user: more than may run even if every bound is reached."""
 WORDS = numbered_words(20)
 NORMAL_SECONDS_MAX = 5.0
+ALONE_SECONDS = 3.5
+"""After this time without Redis every node goes on with a pool of its own."""
 FAULTS = ("flush", "stop", "kill", "pause", "cut off")
 SETTINGS = {"streaming.pool.total": TOTAL, "streaming.queue_failover.timeout_seconds": 60}
 
@@ -52,7 +54,7 @@ async def full_load(rig: StreamingRig) -> AsyncIterator[list[SeenReply]]:
         await asyncio.gather(*asking)
 
 
-async def break_redis(rig: StreamingRig, fault: str, *, is_long: bool) -> None:
+async def break_redis(rig: StreamingRig, fault: str, seconds: float) -> None:
     """Until it is healed."""
     server, link = rig.redis, rig.nodes[0].link
     assert server is not None and link is not None
@@ -63,16 +65,16 @@ async def break_redis(rig: StreamingRig, fault: str, *, is_long: bool) -> None:
             process = server.process
             process.send_signal(signal.SIGTERM if fault == "stop" else signal.SIGKILL)
             await asyncio.to_thread(process.wait)
-            await asyncio.sleep(2)
+            await asyncio.sleep(seconds)
             rig.redis = redis.start(server.port)
             rig.stack.callback(rig.redis.stop)
         case "pause":
             server.process.send_signal(signal.SIGSTOP)
-            await asyncio.sleep(12 if is_long else 4)
+            await asyncio.sleep(seconds)
             server.process.send_signal(signal.SIGCONT)
         case "cut off":
             link.set(down=True)
-            await asyncio.sleep(12 if is_long else 4)
+            await asyncio.sleep(seconds)
             link.set(down=False)
 
 
@@ -93,10 +95,14 @@ async def test_redis_that_fails_ends_no_reply_and_all_is_normal_soon(tmp_path: P
         async with streaming_rig(tmp_path / str(run), settings=SETTINGS) as rig:
             async with full_load(rig) as seen:
                 await until(lambda: len(seen) > CLIENTS)
-                await break_redis(rig, FAULTS[run % len(FAULTS)], is_long=run >= 25)
+                fault, broken = FAULTS[run % len(FAULTS)], time.monotonic()
+                await break_redis(rig, fault, 12 if run >= 25 else 5)
                 healed = time.monotonic()
                 await until(lambda: is_shared(rig))
                 took = time.monotonic() - healed
+            if fault != "flush":
+                alone = broken + ALONE_SECONDS
+                assert any(alone < reply.times[0] < healed for reply in seen), "grants go on"
             producer, reader, *_ = rig.nodes
             resumed = await reader.client.read_through(await producer.client.start(WORDS))
             assert resumed.text == WORDS, "replicated as before"
