@@ -20,6 +20,7 @@ import hiredis
 from redis.asyncio.connection import AbstractConnection
 from redis.exceptions import RedisError
 
+from holdfast import telemetry
 from holdfast.errors import HoldfastError
 from holdfast.streaming.reply import EntryId
 
@@ -172,6 +173,9 @@ class StreamFollower:
                     await asyncio.sleep(PAUSE_SECONDS)
             except (RedisError, OSError) as error:
                 self._on_trouble(error)
+                await asyncio.sleep(RECONNECT_SECONDS)
+            except Exception as error:  # all followers of this node depend on this task
+                telemetry.defect("streaming", error)
                 await asyncio.sleep(RECONNECT_SECONDS)
             finally:
                 self._blocked = False
