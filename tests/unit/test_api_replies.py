@@ -403,6 +403,13 @@ async def test_malformed_prefer_is_400(prefer: str) -> None:
         assert (answer.status_code, error(answer)["param"]) == (400, "Prefer")
 
 
+@pytest.mark.parametrize("prefer", ["waiting=x", "respond-async, WAIT = 5; x=y", 'wait="5",,'])
+async def test_prefer_may_have_other_preferences_and_forms(prefer: str) -> None:
+    async with serving() as rest:
+        answer = await rest.ask("POST", CHAT, rest.token("alice"), ASK[CHAT], Prefer=prefer)
+        assert answer.status_code == 200, answer.text
+
+
 @pytest.mark.parametrize(("wait", "seconds"), [("0", 0), ("7", 7), ("100", 30)])
 async def test_prefer_wait_lowers_the_wait_and_never_raises_it(wait: str, seconds: int) -> None:
     async with serving(replies=ReplyRig(ONE_AT_A_TIME, slow(100))) as rest:

@@ -125,8 +125,9 @@ def read_prefer(header: str) -> float | None:
     Other preferences are ignored, as the standard says.
     """
     for preference in header.split(","):
-        if preference.strip().lower().startswith("wait"):
-            found = _WAIT.fullmatch(preference.partition(";")[0].strip().lower())
+        token = preference.partition(";")[0].strip().lower()
+        if token.partition("=")[0].rstrip() == "wait":
+            found = _WAIT.fullmatch(token)
             if found is None:
                 raise InvalidMessage("Prefer: wait=N takes whole seconds", field="Prefer")
             return float(found[1])
