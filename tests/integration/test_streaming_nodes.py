@@ -185,6 +185,7 @@ def test_user_with_500_requests_does_not_keep_50_others_waiting(cluster: Cluster
         (bisect(began, reply.times[0]) - bisect(began, reply.asked)) / PLACES for reply in others
     ]
     assert max(turns) <= 2
+    assert most_at_once(hungry) <= 3, "also while there is room"
 
 
 def test_key_without_a_user_may_ask_500_times_at_once(cluster: Cluster) -> None:
