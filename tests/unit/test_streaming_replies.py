@@ -737,3 +737,16 @@ async def test_request_that_was_admitted_before_the_node_stops_does_not_begin_af
         await passed(1.5)
         assert not rig.provider.opened
         assert sum(rig.leases.status().active.values()) == 0
+
+
+async def test_reply_begun_again_here_ends_its_earlier_run_and_keeps_its_own_lease() -> None:
+    rig = ReplyRig(provider=slow())
+    async with rig.running():
+        again = {"reply_id": "rpl_job", "kind": "assistant", "replicated": True}
+        earlier = asyncio.create_task(read(await rig.start(**again)))
+        await passed(2.5)
+        later = asyncio.create_task(read(await rig.start(**again)))
+        assert (await earlier).code == "superseded"
+        await passed(2)
+        assert sum(rig.leases.status().active.values()) == 1
+        assert (await later).code == "done"

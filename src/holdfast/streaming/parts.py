@@ -240,6 +240,8 @@ class StreamingParts:
 
     def _hold(self, held: _Held) -> None:
         live = held.live
+        if (earlier := self._held.get(live.reply_id)) is not None:
+            earlier.live.on_superseded()  # an assistant's job runs again
         self._held[live.reply_id] = held
         live.on_unread = lambda: self._on_unread(live)
         if live.begin.kind in ("plain", "native"):

@@ -188,7 +188,7 @@ class Producer:
         except Exception as error:
             telemetry.defect("replies", error)
         finally:
-            self._leases.release(run.live.reply_id)
+            self._leases.release_place(run.place)
             run.request.reservation.free()
         run.live.is_ending = True
         try:

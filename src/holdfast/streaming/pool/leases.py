@@ -147,6 +147,11 @@ class NodeLeases:
         if place.is_sent:
             self._post(_Request(Release(reply_id)))
 
+    def release_place(self, place: PoolPlace) -> None:
+        """The same, unless its id has asked again and has another place."""
+        if self._places.get(place.request.reply_id) is place:
+            self.release(place.request.reply_id)
+
     async def move(self, reply_id: str, pool: str) -> None:
         """Release the lease and wait for one in another pool, at the head of the
         user's list. Cancelling it releases the place.
