@@ -128,11 +128,15 @@ async def test_queued_client_sees_its_place_as_a_comment_and_then_its_reply() ->
         assert events(second.body)[-1][2] == "[DONE]" and second.is_whole
 
 
-@pytest.mark.parametrize("path", [CHAT, RESPONSES])
+@pytest.mark.parametrize("path", [CHAT, RESPONSES, NATIVE])
 async def test_quiet_stream_has_a_heartbeat_every_fifteen_seconds(path: str) -> None:
     async with serving(replies=ReplyRig(provider=FakeProvider(steps=["a", 40.0, "b"]))) as rest:
-        answer = await ask(rest, path, stream=True)
+        if path == NATIVE:
+            answer = await rest.client.get((await begun(rest))[1])
+        else:
+            answer = await ask(rest, path, stream=True)
         assert answer.text.count(": hb\n") == 2 and ": hb\n\n" not in answer.text
+        assert answer.headers["x-accel-buffering"] == "no" and answer.headers["x-reply-id"]
 
 
 # --- failures

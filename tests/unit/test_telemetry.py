@@ -22,6 +22,7 @@ from holdfast.gateway.settings import GatewaySettings
 from holdfast.message import Draft, Outcome
 from holdfast.resilience import BreakerSettings, DependencyBreaker
 from holdfast.store.memory import MemoryStore
+from holdfast.telemetry.metrics import REGISTRY
 from proof.virtual_loop import LoopClock
 
 SOURCE = Path(__file__).resolve().parents[2] / "src" / "holdfast"
@@ -219,3 +220,14 @@ def test_waiting_jobs_are_shown_by_attempt_and_with_their_times() -> None:
     telemetry.work_schedule({}, None, None)
     assert metric("work_jobs_by_attempt", attempt="1") == 0
     assert metric("work_next_due_timestamp_seconds") == 0
+
+
+@pytest.mark.parametrize("name", ["queue_wait_", "first_token_", "gap_", ""])
+def test_times_of_replies_are_distinguished_up_to_ten_minutes(name: str) -> None:
+    telemetry.reply_granted(1.0)
+    telemetry.reply_first_token(1.0, 1.0)
+    telemetry.reply_gap(1.0)
+    telemetry.reply_ended("chat", "done", 1.0)
+    bucket = f"holdfast_reply_{name}seconds_bucket"
+    samples = [s for metric in REGISTRY.collect() for s in metric.samples if s.name == bucket]
+    assert {float(sample.labels["le"]) for sample in samples} >= {1.0, 60.0, 600.0}
