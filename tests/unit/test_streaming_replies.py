@@ -750,17 +750,3 @@ async def test_reply_begun_again_here_ends_its_earlier_run_and_keeps_its_own_lea
         await passed(2)
         assert sum(rig.leases.status().active.values()) == 1
         assert (await later).code == "done"
-
-
-async def test_reply_made_again_at_its_node_keeps_the_lease_of_its_new_run() -> None:
-    rig = ReplyRig(provider=slow(1.0, 20))
-    async with rig.running():
-        again = {"reply_id": "rpl_again", "kind": "assistant", "replicated": True}
-        first = await rig.start(**again)
-        reading = asyncio.create_task(read(first))
-        await passed(2.5)
-        second = await rig.start(**again)
-        assert (await reading).code == "cancelled"
-        await passed(2)
-        assert sum(rig.leases.status().active.values()) == 1
-        assert (await read(second)).text == "x" * 20

@@ -191,7 +191,6 @@ class StreamingParts:
             begun.set()
 
     async def _begin(self, request: ReplyRequest, claim: KeyClaim | None) -> AttachedReply:
-        await self._end_earlier_run(request.reply_id)
         arrived_at = self._clock.monotonic()
         must_resume = request.kind in ("native", "background") or claim is not None
         full = self._kept_bytes > self.settings.replies_bytes_max
@@ -238,18 +237,6 @@ class StreamingParts:
             telemetry.reply_not_resumable("log")
         else:
             live.resumable = True
-
-    async def _end_earlier_run(self, reply_id: str) -> None:
-        """An assistant's job that runs again has the id of its earlier run, whose end
-        must not release the new lease.
-        """
-        held = self._held.get(reply_id)
-        if held is None:
-            return
-        held.live.stop(cancelled("the reply is made again"))
-        if held.live.task is not None:
-            await asyncio.wait([held.live.task])
-        self._forget(held.live)
 
     def _hold(self, held: _Held) -> None:
         live = held.live
@@ -300,8 +287,8 @@ class StreamingParts:
         if live.unread_timer is not None:
             live.unread_timer.cancel()
         held = self._held.get(live.reply_id)
-        if held is None or held.live is not live:
-            return  # erased or made again meanwhile
+        if held is None:
+            return  # erased meanwhile
         if held.claim is not None and not isinstance(live.end, ReplyDone):
             self._in_background(self._free(held.claim))
         if held.replicated and not live.resumable:
