@@ -234,3 +234,14 @@ async def test_nobody_is_dead_before_the_pool_has_answered_once() -> None:
     async with leases.running():
         await asyncio.sleep(0.1)
         assert leases.is_dead("node-z")
+
+
+async def test_key_of_a_node_that_just_died_is_free_as_soon_as_that_is_known() -> None:
+    async with two_nodes(1) as (_, two):
+        await two.log.begin("rpl_old", begin("node-z"))
+        await two.log.claim(KeyClaim(ANNA, "k", b"1", "rpl_old", "node-z"))
+        two.leases.nodes = [*two.leases.nodes, "node-z"]  # until the next heartbeat
+        began_at = asyncio.get_running_loop().time()
+        reply = await two.start(replicated=True, key="k", body_hash=b"1")
+        assert reply.reply_id != "rpl_old"
+        assert asyncio.get_running_loop().time() - began_at < 1.5

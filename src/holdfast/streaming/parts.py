@@ -53,6 +53,7 @@ FIND_SECONDS = 1.0
 FIND_PAUSE_SECONDS = 0.1
 UNLISTED_SECONDS = 2.5
 """How long a reply may begin or end while the pool does not list it."""
+LOOK_AGAIN_SECONDS = 0.25
 CLAIM_TRIES_MAX = 3
 CancelCause = str
 
@@ -153,7 +154,8 @@ class StreamingParts:
         A node that restarts has its old name, so that it lives says nothing: the pool
         must list the reply. A reply that just begins or ends is not in the pool either.
         """
-        for is_last in (False, True):
+        until = self._clock.monotonic() + UNLISTED_SECONDS
+        while True:
             try:
                 found = await self.find(winner.owner, winner.reply_id)
             except NotFound:
@@ -164,10 +166,10 @@ class StreamingParts:
                 if found is None:
                     raise Unavailable("it is just being begun", retry_after_seconds=1.0)
                 return found
-            if is_last or winner.node == self._node or self._leases.is_dead(winner.node):
-                break
-            await asyncio.sleep(UNLISTED_SECONDS)
-        return None
+            is_gone = winner.node == self._node or self._leases.is_dead(winner.node)
+            if is_gone or self._clock.monotonic() >= until:
+                return None
+            await asyncio.sleep(LOOK_AGAIN_SECONDS)
 
     async def _is_made(self, claim: KeyClaim) -> bool:
         if claim.node == self._node:
