@@ -240,6 +240,7 @@ async def test_key_of_a_node_that_just_died_is_free_as_soon_as_that_is_known() -
     async with two_nodes(1) as (_, two):
         await two.log.begin("rpl_old", begin("node-z"))
         await two.log.claim(KeyClaim(ANNA, "k", b"1", "rpl_old", "node-z"))
+        await asyncio.sleep(0.5)
         two.leases.nodes = [*two.leases.nodes, "node-z"]  # until the next heartbeat
         began_at = asyncio.get_running_loop().time()
         reply = await two.start(replicated=True, key="k", body_hash=b"1")
