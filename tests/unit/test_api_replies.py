@@ -883,6 +883,10 @@ async def test_same_key_and_body_attach_and_another_body_is_409() -> None:
         assert len(rig.provider.requests) == 1
         assert other.status_code == 409 and error(other)["code"] == "idempotency_key_reused"
         assert other.headers["x-should-retry"] == "false"
+        plain = {name: value for name, value in ASK[CHAT].items() if name != "stream"}
+        here = await rest.ask("POST", CHAT, who, plain, Idempotency_Key="k2")
+        there = await rest.ask("POST", NATIVE, who, plain, Idempotency_Key="k2")
+        assert (here.status_code, there.status_code) == (200, 409)
         assert (await ask(rest, CHAT, who=rest.token("bob"))).status_code == 200
     assert rest.deps.body_bytes.total == 0
 

@@ -290,6 +290,12 @@ async def test_without_retries_one_round_is_all() -> None:
     assert one.asked_at == [0.0]
 
 
+async def test_only_provider_that_fails_is_named_by_its_failure_not_by_its_breaker() -> None:
+    one = provider("one", *[DOWN] * 6)
+    ended = await failure(routing(one, retries=20))
+    assert ended.error == (await failure(routing(provider("two", DOWN), retries=0))).error
+
+
 async def test_provider_that_recovers_answers_in_a_later_round() -> None:
     one = provider("one", DOWN, DOWN, WHOLE)
     assert await read(start(routing(one))) == list(WHOLE)

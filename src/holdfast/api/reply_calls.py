@@ -82,9 +82,9 @@ async def start_reply(
     try:
         wait_seconds = read_prefer(call.headers.get("Prefer", ""))
         if len(call.body) <= INLINE_BYTES:
-            asked, body_hash = _read_body(call.body, read_request)
+            asked, body_hash = _read_body(call.body, read_request, surface)
         else:
-            asked, body_hash = await asyncio.to_thread(_read_body, call.body, read_request)
+            asked, body_hash = await asyncio.to_thread(_read_body, call.body, read_request, surface)
         request = ReplyRequest(
             reply_id=deps.ids.new("resp_" if surface == "responses" else "reply_"),
             owner=owner_of(call.principal),
@@ -109,8 +109,12 @@ async def start_reply(
         raise
 
 
-def _read_body(body: bytes, read_request: ReadRequest) -> tuple[DialectRequest, bytes]:
-    return read_request(split(body)), hashlib.blake2b(body, digest_size=16).digest()
+def _read_body(
+    body: bytes, read_request: ReadRequest, surface: Surface
+) -> tuple[DialectRequest, bytes]:
+    """What is asked for, and its hash: the same body is another request elsewhere."""
+    body_hash = hashlib.blake2b(body, digest_size=16, person=surface.encode()).digest()
+    return read_request(split(body)), body_hash
 
 
 def _payer(principal: Principal, named: str) -> Payer:

@@ -177,6 +177,7 @@ class RoutedStream:
         self._now = rules.clock.monotonic
         self._first_token_by = 0.0
         self._failure = _no_room()
+        self._has_asked = False
         self._chunks = self._run()
 
     def __aiter__(self) -> AsyncIterator[Sequence[ProviderChunk]]:
@@ -242,7 +243,8 @@ class RoutedStream:
             self._first_token_by += self._now() - waiting_since
         if source.paused_seconds:
             return False
-        if refusal := source.breaker.refusal():
+        refusal = source.breaker.refusal()
+        if refusal is not None and not self._has_asked:  # else its own failure says more
             self._failure = ProviderFailed(
                 ReplyError("upstream_unavailable", refusal.message),
                 retry_after_seconds=refusal.retry_after_seconds,
@@ -282,7 +284,7 @@ class RoutedStream:
                     batch = await _up_to_first_token(chunks)
                 await block.enter_async_context(attempt.pop_all())
         except ProviderFailed as failure:
-            self._failure = failure
+            self._failure, self._has_asked = failure, True
             source.on_failure(failure)
             if failure.final:
                 raise
