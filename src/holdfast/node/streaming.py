@@ -11,7 +11,7 @@ from typing import Any
 
 from holdfast import telemetry
 from holdfast.clock import Clock, Ids
-from holdfast.errors import extra
+from holdfast.errors import HoldfastError, extra
 from holdfast.limits.composition import LimitsParts
 from holdfast.limits.http import refusal
 from holdfast.message import User
@@ -77,7 +77,7 @@ class NodeStreaming:
             await self._pool.check()
             stack.push_async_callback(self._pool.close)
             stack.push_async_callback(self._routing.close)
-            stack.push_async_callback(self._accounts.flush)
+            stack.push_async_callback(self._flush_usage)
             await stack.enter_async_context(background_task("reply_usage", self._accounts.run))
             await stack.enter_async_context(background_task("reply_log", self._writer.run))
             await stack.enter_async_context(background_task("reply_gauges", self._keep_gauges))
@@ -89,6 +89,15 @@ class NodeStreaming:
         """Erase the user's replies; usage rows keep their counts without the name."""
         await self.parts.forget_owner(Owner(user.tenant, "user", user.user_id))
         await self._usage.forget_user(user.tenant, user.user_id)
+
+    async def _flush_usage(self) -> None:
+        """Count what has ended. A failing replies.db does not keep a node from
+        stopping.
+        """
+        try:
+            await self._accounts.flush()
+        except HoldfastError as error:
+            telemetry.log.error("streaming.usage_lost", error=str(error))
 
     async def _keep_gauges(self) -> None:
         while True:

@@ -80,7 +80,7 @@ def parse_entry_id(text: str) -> EntryId | None:
 
 
 def _plain(digits: str) -> bool:
-    """Plain decimal digits without a leading zero, below 2^53."""
+    """Plain decimal digits without a leading zero, at most 16."""
     if not digits.isascii() or not digits.isdigit() or len(digits) > 16:
         return False
     return digits == "0" or not digits.startswith("0")

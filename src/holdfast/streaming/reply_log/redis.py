@@ -72,6 +72,7 @@ class RedisReplyLog:
     ) -> None:
         """A Redis that is silent for ``answer_seconds`` is taken for lost."""
         self._url = url
+        self._throttled = telemetry.ThrottledLog(lines=1)
         self._answer_seconds, self._follow_seconds = answer_seconds, follow_seconds
         self._scripts = ScriptRunner(
             url, "the log of replies", self._on_trouble, socket_timeout_seconds=answer_seconds
@@ -224,7 +225,7 @@ class RedisReplyLog:
     def _on_trouble(self, error: Exception | str) -> None:
         reason, detail = trouble_of(error, self._url)
         telemetry.redis_failed("replies", reason)
-        telemetry.log.warning("streaming.replies_unavailable", reason=reason, detail=detail)
+        self._throttled.info("streaming.replies_unavailable", reason=reason, detail=detail)
 
 
 def _as_it_is(answer: Any) -> Any:
