@@ -8,7 +8,7 @@ LiteLLM's proxy before the same model.
   of them run, p99; also 1,000
 - throughput: tokens a second from a model that does not pause
 - waiting: memory of a client that waits, of 5,000
-- grant: from the end of a reply to the first token of the next in the queue, p99
+- grant: from the only token of a reply to that of the next in the queue, p99
 - cancel: from a client's leaving to the end of the model's connection, beyond the
   grace, p99
 - table: the design document's table under both loads, with failover and without
@@ -214,14 +214,16 @@ async def waiting(server: ReplyServer, figures: Figures) -> None:
 
 
 async def grants(quick: bool, server: ReplyServer, figures: Figures) -> None:
-    """Each reply is one token that the model has at once; one runs, the others wait."""
+    """Each reply is one token that the model has at once; one runs, the others wait. So
+    from one token to the next is an end, a grant and a first token.
+    """
     count = 200 if quick else 1_000
     replies = await asyncio.gather(
         *(whole(server, script(1, 0, 0), f"u{number}") for number in range(count))
     )
     replies.sort(key=lambda reply: reply.first)
     assert all(reply.succeeded for reply in replies), "a reply failed"
-    gaps = [(after.first - before.ended) * 1000 for before, after in pairwise(replies)]
+    gaps = [(after.first - before.first) * 1000 for before, after in pairwise(replies)]
     figures["grant_to_first_token_p99_ms"] = percentile(gaps, 99)
 
 
