@@ -103,6 +103,11 @@ class EntryPoints:
         admitted, decision = self._limiter.admit(checks, count)
         return admitted, refusal([decision]) if decision is not None else None
 
+    def has_rule(self, entry_point: EntryPoint, who: User) -> bool:
+        """Whether any rule decides here; asking without one costs more than looking."""
+        lookup = self._limiter.rules.lookup
+        return any(lookup(each.tenant, each.resource) for each in checks_of(entry_point, who))
+
     def charge(self, entry_point: EntryPoint, who: User, amount: int) -> None:
         """Count what was used without asking; see ``Limiter.charge``."""
         for check in checks_of(entry_point, who):

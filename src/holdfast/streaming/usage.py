@@ -123,10 +123,13 @@ class ReplyAccounts:
         telemetry.reply_tokens(ended.prompt_tokens, ended.completion_tokens)
 
     def _charge(self, payer: Payer, tokens: int) -> None:
-        self._entry_points.charge("tokens", _user_of(payer), tokens)
+        if self._entry_points.has_rule("tokens", who := _user_of(payer)):
+            self._entry_points.charge("tokens", who, tokens)
 
     async def _take_one(self, payer: Payer) -> None:
-        decisions = await self._entry_points.decide("tokens", _user_of(payer))
+        if not self._entry_points.has_rule("tokens", who := _user_of(payer)):
+            return
+        decisions = await self._entry_points.decide("tokens", who)
         if (refused := refusal(decisions)) is not None:
             telemetry.reply_refused("tokens")
             raise refused
