@@ -188,7 +188,7 @@ async def _pause(victim: RigNode, other: RigNode) -> None:
 async def test_planned_stop_ends_each_reply_truthfully(tmp_path: Path) -> None:
     """50 running, 50 waiting: done or an explicit error for each, within 25 s; who posts
     meanwhile through NGINX succeeds, as an SDK does, with two more tries."""
-    drain, many = (20, 50) if IS_LONG else (2, 15)
+    drain, many = (20, 50) if IS_LONG else (5, 15)  # a reply of 3 s ends in time
     settings = {"streaming.pool.per_user": 1, "streaming.times.drain_seconds": drain}
     words = numbered_words(60)
     async with (

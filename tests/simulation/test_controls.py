@@ -8,6 +8,7 @@ from result_counts import tally_controls
 from holdfast.verify.checkers import CHECKERS
 from proof.controls import CONTROLS, SEEDS, turned_red
 from proof.controls.jobs import JOB_CONTROLS
+from proof.controls.replies import REPLY_CONTROLS
 
 
 @pytest.mark.long
@@ -20,7 +21,5 @@ def test_each_control_turns_its_own_checkers_red_and_no_other() -> None:
 
 
 def test_every_checker_is_turned_red_by_some_control() -> None:
-    assert (
-        frozenset().union(*(control.red for control in [*CONTROLS, *JOB_CONTROLS]))
-        == CHECKERS.keys()
-    )
+    controls = [*CONTROLS, *JOB_CONTROLS, *REPLY_CONTROLS]
+    assert frozenset().union(*(control.red for control in controls)) == CHECKERS.keys()
