@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from heapq import nsmallest
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from msgspec import structs
 
@@ -55,13 +55,9 @@ UNLISTED_SECONDS = 2.5
 """How long a reply may begin or end while the pool does not list it."""
 LOOK_AGAIN_SECONDS = 0.25
 CLAIM_TRIES_MAX = 3
-CancelCause = str
+CancelCause = Literal["owner", "operator", "unread", "revoked", "elsewhere"]
 
-
-def cancelled(text: str = "the reply was cancelled") -> ReplyError:
-    return ReplyError("cancelled", text, 499)
-
-
+CANCELLED = ReplyError("cancelled", "the reply was cancelled", 499)
 SHUTDOWN = ReplyError("server_shutdown", "this node is stopping; ask again", 503)
 
 
@@ -277,7 +273,7 @@ class StreamingParts:
             self._stop(live, "unread")
 
     def _stop(self, live: LiveReply, cause: CancelCause) -> None:
-        if live.stop(cancelled()):
+        if live.stop(CANCELLED):
             telemetry.reply_cancelled(cause)
 
     def _on_cancel(self, reply_id: str) -> None:

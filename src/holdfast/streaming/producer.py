@@ -81,7 +81,6 @@ class _Run:
     place: PoolPlace
     lease: _Lease
     usage: UsageRun
-    arrived_at: float
     on_ended: Callable[[LiveReply], None]
     timer: asyncio.TimerHandle | None = None
     granted_at: float = 0.0
@@ -134,7 +133,7 @@ class Producer:
         live.place = place
         lease = _Lease(self._leases, live.reply_id, place.request.pool, self._clock)
         usage = self._accounts.begin(request)
-        run = _Run(live, request, place, lease, usage, live.arrived_at, on_ended)
+        run = _Run(live, request, place, lease, usage, on_ended)
         if not place.waiting:
             self._launch(run)
             return
@@ -220,7 +219,7 @@ class Producer:
         """It has its lease; do its tokens suffice?"""
         await run.place.granted()
         run.granted_at = self._clock.monotonic()
-        waited_seconds = run.granted_at - run.arrived_at
+        waited_seconds = run.granted_at - run.live.arrived_at
         telemetry.reply_granted(waited_seconds)
         if (queue_seconds := self._queue_seconds(run.request)) is not None:
             run.lease.queue_seconds = queue_seconds - waited_seconds
@@ -274,7 +273,7 @@ class Producer:
         run.live.has_token = True
         run.request.reservation.free()
         now = self._clock.monotonic()
-        telemetry.reply_first_token(now - run.arrived_at, now - run.granted_at)
+        telemetry.reply_first_token(now - run.live.arrived_at, now - run.granted_at)
 
     async def _end(self, run: _Run, end: ReplyEnd) -> None:
         """Make the end visible; count the reply once."""
@@ -289,7 +288,7 @@ class Producer:
                 await self._writer.end(live)
         await run.usage.stored()
         name = end.code if isinstance(end, ReplyError) else "done"
-        telemetry.reply_ended(live.begin.surface, name, self._clock.monotonic() - run.arrived_at)
+        telemetry.reply_ended(live.begin.surface, name, self._clock.monotonic() - live.arrived_at)
 
 
 def _with_retry(error: ReplyError, seconds: float | None) -> ReplyError:

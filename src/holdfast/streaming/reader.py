@@ -8,7 +8,7 @@ another node follows the log. The log's writer may die: then the reader itself r
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from typing import NamedTuple
 
 from holdfast.clock import Clock
@@ -168,10 +168,7 @@ class LogCursor(AsyncIterator[ReaderEvent]):
     def _entries(self, entries: Entries) -> ReaderEvent:
         last = self._last
         for entry_id, entry in entries:
-            if last is not None and entry_id not in (
-                EntryId(last.epoch, last.n + 1),
-                EntryId(max(entry_id.epoch, last.epoch + 1), 0),
-            ):
+            if last is not None and not _follows(entry_id, last):
                 return self._lose(GAP)
             last = entry_id
             if isinstance(entry, ReplyDone | ReplyError):
@@ -207,10 +204,15 @@ class LogCursor(AsyncIterator[ReaderEvent]):
     async def aclose(self) -> None:
         self._ended = True
         self._detach()
-        close: Callable[[], object] | None = getattr(self._pages, "aclose", None)
-        if close is not None:
-            await close()  # type: ignore[misc]
+        await self._pages.aclose()
 
     def __del__(self) -> None:
         if self._open and not self._loop.is_closed():  # as of a LiveCursor
             self._loop.call_soon_threadsafe(self._leases.not_reading, self._reply_id)
+
+
+def _follows(entry_id: EntryId, last: EntryId) -> bool:
+    """Whether it is the next entry, or the first one of a newer epoch."""
+    if entry_id.epoch == last.epoch:
+        return entry_id.n == last.n + 1
+    return entry_id.epoch > last.epoch and entry_id.n == 0

@@ -433,9 +433,9 @@ class NodeLeases:
     def _apply(self, pool: Pool, view: PoolView) -> None:
         self._view = view
         if pool is self._shared:
-            if view.pool_id != self._pool_id:
-                telemetry.log.info("streaming.pool_found", pool=view.pool_id)
-                self._pool_id = view.pool_id
+            if self._pool_id and view.pool_id != self._pool_id:
+                telemetry.log.warning("streaming.pool_replaced", pool=view.pool_id)
+            self._pool_id = view.pool_id
             self.nodes = view.nodes
             self._share = max(1, len(view.nodes))
             self.read_elsewhere = frozenset(view.read_elsewhere)

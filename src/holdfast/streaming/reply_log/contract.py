@@ -15,7 +15,7 @@ is deleted with its log.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from typing import NamedTuple, Protocol
 
 from holdfast.streaming.reply import EntryId, Owner, ReplyBegin, ReplyEntry
@@ -94,7 +94,7 @@ class ReplyLog(Protocol):
         """
         ...
 
-    def follow(self, reply_id: str, after: EntryId | None) -> AsyncIterator[LogPage]:
+    def follow(self, reply_id: str, after: EntryId | None) -> AsyncGenerator[LogPage, None]:
         """Pages as the log grows, one at least every second (maybe empty), until the
         caller stops. Ends when there is no log (any more). While a shared log is
         unavailable its pages are empty.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from weakref import WeakValueDictionary
 
 from holdfast.clock import wait_at_most
@@ -29,7 +29,7 @@ class LocalFollowers:
 
     async def follow(
         self, read: ReadPage, reply_id: str, after: EntryId | None
-    ) -> AsyncIterator[LogPage]:
+    ) -> AsyncGenerator[LogPage, None]:
         while True:
             has_grown = self._growth.get(reply_id)
             if has_grown is None:

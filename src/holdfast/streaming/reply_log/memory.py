@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from operator import itemgetter
 
 from holdfast.clock import Clock
@@ -83,7 +83,7 @@ class MemoryReplyLog:
         at = bisect_right(log.entries, after, key=itemgetter(0))
         return LogPage(log.entries[at : at + entries_max], log.last)
 
-    def follow(self, reply_id: str, after: EntryId | None) -> AsyncIterator[LogPage]:
+    def follow(self, reply_id: str, after: EntryId | None) -> AsyncGenerator[LogPage, None]:
         return self._followers.follow(self.read, reply_id, after)
 
     async def delete(self, reply_ids: Sequence[str]) -> None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import secrets
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from typing import Any
 
 import msgspec
@@ -127,7 +127,7 @@ class RedisReplyLog:
     async def read(self, reply_id: str, after: EntryId | None, entries_max: int) -> LogPage | None:
         return await self._read(Decoder(), reply_id, after, entries_max)
 
-    async def follow(self, reply_id: str, after: EntryId | None) -> AsyncIterator[LogPage]:
+    async def follow(self, reply_id: str, after: EntryId | None) -> AsyncGenerator[LogPage, None]:
         decoder = Decoder()
         at = after or EntryId(0, -1)
         while True:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from typing import Any, NamedTuple
 
 import apsw
@@ -106,7 +106,7 @@ class SqliteReplyLog:
 
         return await self._file.transact(work)
 
-    def follow(self, reply_id: str, after: EntryId | None) -> AsyncIterator[LogPage]:
+    def follow(self, reply_id: str, after: EntryId | None) -> AsyncGenerator[LogPage, None]:
         return self._followers.follow(self.read, reply_id, after)
 
     async def delete(self, reply_ids: Sequence[str]) -> None:
