@@ -182,9 +182,7 @@ class ReplyPieces(AsyncIterator[bytes]):
         self._cursor = reply.entries(after)
 
     async def aclose(self) -> None:
-        closing = getattr(self._cursor, "aclose", None)
-        if closing is not None:
-            await closing()
+        await self._cursor.aclose()
 
     def _failed(self, error: ReplyError) -> ReplyFailed:
         failed = ReplyFailed(error)

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import Awaitable, Callable
 from typing import NamedTuple
 
 from holdfast.clock import Clock
 from holdfast.errors import InvalidMessage
 from holdfast.streaming.live_reply import LiveReply, ReplyState
 from holdfast.streaming.pool.leases import NodeLeases
-from holdfast.streaming.reader import BATCH_MAX, Entries, LiveCursor, LogCursor, ReaderEvent
+from holdfast.streaming.reader import BATCH_MAX, Entries, LiveCursor, LogCursor, ReplyCursor
 from holdfast.streaming.reply import (
     EntryId,
     ReplyBegin,
@@ -39,14 +39,14 @@ class AttachedReply(NamedTuple):
     state: ReplyState
     end: ReplyEnd | None
     ended_at: EntryId | None
-    open_cursor: Callable[[EntryId | None], AsyncIterator[ReaderEvent]]
+    open_cursor: Callable[[EntryId | None], ReplyCursor]
     take_snapshot: Callable[[], Awaitable[ReplySnapshot]]
 
     async def snapshot(self) -> ReplySnapshot:
         """What there is now, without waiting."""
         return await self.take_snapshot()
 
-    def entries(self, after: EntryId | None = None) -> AsyncIterator[ReaderEvent]:
+    def entries(self, after: EntryId | None = None) -> ReplyCursor:
         """What comes after an entry, as it comes. InvalidMessage if that entry is of
         another epoch or beyond the end. Close it, or read it to its end.
         """

@@ -168,7 +168,7 @@ class LogCursor(AsyncIterator[ReaderEvent]):
     def _entries(self, entries: Entries) -> ReaderEvent:
         last = self._last
         for entry_id, entry in entries:
-            if last is not None and not _follows(entry_id, last):
+            if last is not None and not entry_id.follows(last):
                 return self._lose(GAP)
             last = entry_id
             if isinstance(entry, ReplyDone | ReplyError):
@@ -211,8 +211,4 @@ class LogCursor(AsyncIterator[ReaderEvent]):
             self._loop.call_soon_threadsafe(self._leases.not_reading, self._reply_id)
 
 
-def _follows(entry_id: EntryId, last: EntryId) -> bool:
-    """Whether it is the next entry, or the first one of a newer epoch."""
-    if entry_id.epoch == last.epoch:
-        return entry_id.n == last.n + 1
-    return entry_id.epoch > last.epoch and entry_id.n == 0
+ReplyCursor = LiveCursor | LogCursor

@@ -70,6 +70,12 @@ class EntryId(NamedTuple):
     def __str__(self) -> str:
         return f"{self.epoch}-{self.n}"
 
+    def follows(self, last: EntryId) -> bool:
+        """Whether it is the next entry, or the first one of a newer epoch."""
+        if self.epoch == last.epoch:
+            return self.n == last.n + 1
+        return self.epoch > last.epoch and self.n == 0
+
 
 def parse_entry_id(text: str) -> EntryId | None:
     """The id that ``text`` spells exactly; None if it spells none."""

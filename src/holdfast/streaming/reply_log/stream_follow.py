@@ -67,13 +67,7 @@ class StreamInbox:
         self._has_news.clear()
         arrived, self._entries = self._entries, []
         entries = [entry for entry in arrived if entry[0] > after]
-        return entries if entries and _continues(entries[0][0], after) else ()
-
-
-def _continues(entry_id: EntryId, after: EntryId) -> bool:
-    if entry_id.epoch == after.epoch:
-        return entry_id.n == after.n + 1
-    return entry_id.n == 0
+        return entries if entries and entries[0][0].follows(after) else ()
 
 
 class _Followed:
