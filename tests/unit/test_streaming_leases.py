@@ -302,6 +302,20 @@ async def test_flushed_pool_is_rebuilt_within_five_seconds() -> None:
         assert await is_granted(place, 5)
 
 
+async def test_after_a_flush_nobody_is_missing_until_all_had_time_to_announce() -> None:
+    nodes = Nodes()
+    async with nodes.node("a"), nodes.node("b") as b:
+        await asyncio.sleep(5)
+        assert b.knows_since(0) and list(b.nodes) == ["a", "b"]
+        nodes.links["a"].is_cut = True
+        nodes.server.flush()
+        await asyncio.sleep(1.1)
+        assert list(b.nodes) == ["b"] and not b.knows_since(0)
+        nodes.links["a"].is_cut = False
+        await asyncio.sleep(4)
+        assert b.knows_since(0) and list(b.nodes) == ["a", "b"]
+
+
 async def test_node_that_was_presumed_dead_announces_itself_and_goes_on() -> None:
     nodes = Nodes()
     async with nodes.node("a") as a, nodes.node("b") as b:

@@ -147,8 +147,9 @@ class StreamingParts:
     async def _find_claimed(self, winner: KeyClaim) -> AttachedReply | None:
         """The reply of a claim; None if it has no end and nobody makes it.
 
-        A node that restarts has its old name, so that it lives says nothing: the pool
-        must list the reply. A reply that just begins or ends is not in the pool either.
+        Whether its node lives says nothing: one that restarts has its old name, and one
+        that just started is known to few. The pool must list the reply. A reply that
+        just begins or ends is not in the pool either.
         """
         until = self._clock.monotonic() + UNLISTED_SECONDS
         while True:
@@ -162,16 +163,13 @@ class StreamingParts:
                 if found is None:
                     raise Unavailable("it is just being begun", retry_after_seconds=1.0)
                 return found
-            is_gone = winner.node == self._node or self._leases.is_dead(winner.node)
-            if is_gone or self._clock.monotonic() >= until:
+            if winner.node == self._node or self._clock.monotonic() >= until:
                 return None
             await asyncio.sleep(LOOK_AGAIN_SECONDS)
 
     async def _is_made(self, claim: KeyClaim) -> bool:
         if claim.node == self._node:
             return claim.reply_id in self._held
-        if self._leases.is_dead(claim.node):
-            return False
         try:
             return await self._leases.locate(claim.reply_id) == claim.node
         except Unavailable:

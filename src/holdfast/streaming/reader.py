@@ -20,9 +20,9 @@ from holdfast.streaming.reply_log.contract import LogPage, ReplyLog
 
 BATCH_MAX = 256
 """Entries that a reader gets at once: it bounds the work of one turn."""
-SILENT_SECONDS = 25.0
+SILENT_SECONDS = 10.0
 """After this time without an entry, a reader elsewhere asks whether the reply is still
-made."""
+made: a node that restarts lives on under its name."""
 
 GAP = ReplyError("gap", "entries of this reply are missing; ask again", 503)
 WORKER_LOST = ReplyError("worker_lost", "the node that made this reply is gone; ask again", 503)
@@ -181,7 +181,9 @@ class LogCursor(AsyncIterator[ReaderEvent]):
     async def _is_lost(self) -> bool:
         """Whether the reply's node is dead, or has been silent and does not hold it."""
         producer = self._begin.node
-        if self._leases.is_dead(producer):
+        if not self._leases.knows_since(self._heard_at):
+            return False
+        if producer not in self._leases.nodes:
             return True
         if self._clock.monotonic() - self._heard_at < SILENT_SECONDS:
             return False

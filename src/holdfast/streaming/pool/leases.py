@@ -51,6 +51,8 @@ CALL_SECONDS = 1.0
 """How long a call of the pool may take."""
 ANNOUNCE_SECONDS = 4.0
 """How long an announcement may take: 20,000 ids took half a second."""
+ANNOUNCED_SECONDS = 2.5
+"""A living node has announced itself within this time; two heartbeats, and a bit."""
 RETRY_SECONDS = 0.2
 """The pause after a failed call."""
 FALLBACK_SECONDS = 1.0
@@ -116,6 +118,7 @@ class NodeLeases:
         self._nodes_last_seen = nodes_last_seen
         self._share = 1
         self._pool_id = ""
+        self._pool_known_at = self._viewed_at = 0.0
         self._reading: dict[str, tuple[str, int]] = {}
         self._cancelled: frozenset[str] = frozenset()
         self.nodes: Sequence[str] = (node,)
@@ -190,11 +193,13 @@ class NodeLeases:
     def shared_up(self) -> bool:
         return self._local is None and self._failing_since is None
 
-    def is_dead(self, node: str) -> bool:
-        """Whether the shared pool says so. False while it cannot be asked, or has not
-        answered since the start.
+    def knows_since(self, moment: float) -> bool:
+        """Whether a node that lives, and was there at this moment of the monotonic
+        clock, must be in ``nodes``. False while the shared pool cannot be asked, and
+        just after it began: then the nodes announce themselves.
         """
-        return self.shared_up and bool(self._pool_id) and node not in self.nodes
+        since = max(moment, self._pool_known_at) + ANNOUNCED_SECONDS
+        return self.shared_up and self._viewed_at >= since
 
     def status(self) -> PoolStatus:
         view = self._view
@@ -433,9 +438,11 @@ class NodeLeases:
     def _apply(self, pool: Pool, view: PoolView) -> None:
         self._view = view
         if pool is self._shared:
-            if self._pool_id and view.pool_id != self._pool_id:
-                telemetry.log.warning("streaming.pool_replaced", pool=view.pool_id)
-            self._pool_id = view.pool_id
+            self._viewed_at = self._clock.monotonic()
+            if view.pool_id != self._pool_id:
+                if self._pool_id:
+                    telemetry.log.warning("streaming.pool_replaced", pool=view.pool_id)
+                self._pool_id, self._pool_known_at = view.pool_id, self._viewed_at
             self.nodes = view.nodes
             self._share = max(1, len(view.nodes))
             self.read_elsewhere = frozenset(view.read_elsewhere)
