@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ssl
+from functools import cache
 from typing import Any, Literal, get_args
 
 from redis.asyncio.connection import AbstractConnection, ConnectionPool, SSLConnection, parse_url
@@ -16,9 +17,10 @@ from redis.exceptions import (
     RedisError,
     ResponseError,
 )
+from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import TimeoutError as RedisTimeout
 
-from holdfast.drivers.redis_url import secrets_of, sentinel_address
+from holdfast.drivers.redis_url import SentinelAddress, secrets_of, sentinel_address
 from holdfast.telemetry import safe_text
 
 RedisReason = Literal[
@@ -58,7 +60,14 @@ def connection_pool(url: str, **options: Any) -> ConnectionPool:
     options["retry"] = Retry(NoBackoff(), 0)
     service = sentinel_address(url)
     if service is None:
-        return ConnectionPool.from_url(url, **options)
+        pool = ConnectionPool.from_url(url, **options)
+    else:
+        pool = _service_pool(service, options)
+    pool.connection_class = _honest(pool.connection_class)  # type: ignore[arg-type]
+    return pool
+
+
+def _service_pool(service: SentinelAddress, options: dict[str, Any]) -> ConnectionPool:
     server: dict[str, Any] = {**parse_url(service.server_url), **options}
     server.pop("host", None)
     tls = server.pop("connection_class", None) is SSLConnection
@@ -77,6 +86,22 @@ def connection_pool(url: str, **options: Any) -> ConnectionPool:
         service.service, sentinel, ssl=tls, **server
     )
     return pool
+
+
+@cache
+def _honest(kind: type[AbstractConnection]) -> type[AbstractConnection]:
+    """The same connection, but a command on one that was lost raises what redis-py
+    documents. A closed transport of uvloop raises RuntimeError.
+    """
+
+    class HonestConnection(kind):  # type: ignore[misc, valid-type]
+        async def send_packed_command(self, command: Any, check_health: bool = True) -> None:
+            try:
+                await super().send_packed_command(command, check_health)
+            except RuntimeError as error:
+                raise RedisConnectionError("the connection was lost") from error
+
+    return HonestConnection
 
 
 def trouble_of(error: BaseException | str, url: str) -> tuple[RedisReason, str]:

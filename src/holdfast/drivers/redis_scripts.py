@@ -77,9 +77,12 @@ class Pipe(asyncio.Protocol):
         silence_max_seconds: float,
         on_trouble: Callable[[Exception | str], None],
     ) -> None:
-        """Takes over the open ``connection``; closes it if Redis is silent too long."""
+        """Takes over the open ``connection``; closes it if Redis is silent too long.
+        ConnectionError if it is lost already: nobody would notice that later.
+        """
         reader, writer = connection._reader, connection._writer
-        assert writer is not None
+        if writer is None or writer.transport.is_closing():
+            raise ConnectionError("Redis closed the connection")
         connection._reader = connection._writer = None
         self._streams = reader, writer  # a collected stream would close its transport
         self._transport = writer.transport
