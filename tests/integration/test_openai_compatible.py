@@ -490,6 +490,8 @@ BAD: dict[str, Answer] = {
     "no headers": raw(then="hang"),
     "no token": stream_of(b": alive\n\n", then="hang"),
     "no end": stream_of(then="close"),
+    "nothing but the end": stream_of(END),
+    "number out of range": stream_of(event(b'{"x":1e400,"choices":[{"delta":{"content":"a"}}]}')),
     "reset": stream_of(then="reset"),
     "no room": status(429, b"", b"Retry-After: 60"),
     "bad key": status(401),

@@ -111,6 +111,22 @@ def test_nothing_is_read_behind_the_end() -> None:
     assert stream.ended and stream.error is None
 
 
+@pytest.mark.parametrize(
+    "before",
+    [
+        b"",
+        b": alive\n\n",
+        sse(USAGE),
+        sse(b'{"choices":[],"prompt_filter_results":[]}'),
+        sse(b'{"choices":[{"index":1,"delta":{"content":"other"}}]}'),
+    ],
+)
+def test_end_without_any_answer_is_truncated(before: bytes) -> None:
+    _, stream = read(before + sse(b"[DONE]"))
+    assert stream.error is not None and stream.error.code == "upstream_truncated"
+    assert not stream.ended
+
+
 def test_error_inside_is_a_failure_behind_the_chunks_before_it() -> None:
     chunks, stream = read(sse(HELLO, b'{"error": {"message":"overloaded","code":529}}', HELLO))
     assert chunks[0] == content(HELLO)
@@ -135,11 +151,28 @@ def test_usage_in_the_finish_chunk_leaves_the_chunk_as_it_came() -> None:
     assert read(sse(data))[0] == [ProviderChunk(data, finish=True, usage=ReplyUsage(1, 2))]
 
 
-@pytest.mark.parametrize(
-    "usage", [b"null", b"{}", b"7", b'{"prompt_tokens":-1,"completion_tokens":1}']
-)
-def test_usage_without_counts_is_none(usage: bytes) -> None:
+NO_USAGE = [
+    b"{}",
+    b"7",
+    b'"many"',
+    b'{"prompt_tokens":-1,"completion_tokens":1}',
+    b'{"prompt_tokens":1.5,"completion_tokens":1}',
+    b'{"prompt_tokens":"1","completion_tokens":1}',
+    b'{"prompt_tokens":1,"completion_tokens":%d}' % 10**10,
+    b'{"prompt_tokens":1,"completion_tokens":1,"total_tokens":-2}',
+]
+
+
+@pytest.mark.parametrize("usage", NO_USAGE)
+def test_what_is_no_usage_is_neither_counted_nor_shown(usage: bytes) -> None:
     data = HELLO[:-1] + b',"usage":' + usage + b"}"
+    assert read(sse(data))[0] == [content(HELLO)]
+    alone = USAGE[: USAGE.index(b"{", 1)] + usage + b"}"
+    assert read(sse(alone))[0] == [ProviderChunk(b'{"choices":[]}')]
+
+
+def test_usage_that_is_null_leaves_the_chunk_as_it_came() -> None:
+    data = HELLO[:-1] + b',"usage":null}'
     assert read(sse(data))[0] == [content(data)]
 
 

@@ -6,11 +6,13 @@ event without its blank line at the end of the bytes is dropped, as SSE demands.
 
 What counts in an event:
 
-- ``[DONE]`` ends the stream. What comes behind it is not read.
+- ``[DONE]`` ends the stream. What comes behind it is not read. Without any chunk of
+  choice 0 before it there is no answer: ``upstream_truncated``.
 - ``error`` is a failure inside a stream that had begun: ``upstream_error``.
 - Only choice 0 was asked for. A chunk with more choices is cut down to it; a chunk with
   others alone, or without ``choices``, is a sign of life.
-- ``usage`` may come before the finish, with it or behind it, or with every chunk.
+- ``usage`` may come before the finish, with it or behind it, or with every chunk. What
+  is no usage is taken out of its chunk: clients see what is counted.
 - Everything else passes on as it came, known or not. Repeated role chunks are no
   tokens.
 
@@ -18,12 +20,15 @@ What is no SSE, no JSON object, no UTF-8, or longer than ``EVENT_BYTES_MAX`` is
 ``upstream_garbage``, and so are ``BARE_BYTES_MAX`` bytes without a chunk. A failure is
 kept in ``error``, not raised: chunks before it, in the same bytes, still count.
 
+A chunk is judged here and nowhere else (``_check``): all of it is decoded once, so
+nothing that reads it later fails on a number out of range or on its nesting.
+
 ``failure_of_status`` judges answers that begin no stream.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Annotated, Any
 
 import msgspec
@@ -38,7 +43,13 @@ EVENT_BYTES_MAX = MIB
 BARE_BYTES_MAX = 2 * EVENT_BYTES_MAX
 """What may come between two chunks. A provider that sends nothing but comments, as fast
 as they are read, would take the node's processor from everybody."""
+NESTING_MAX = 256
+"""Objects and lists inside each other. Python reads a thousand levels, less those of
+its own calls, which are more for a reader than here."""
+TOKENS_MAX = 10**9
+"""More than any reply uses: a larger count is none. Sums stay far from 64 bits."""
 NOT_SSE = ReplyError("upstream_garbage", "the provider's answer is not SSE")
+NO_ANSWER = ReplyError("upstream_truncated", "the provider's stream ended without an answer")
 _NO_ROOM = (429, 503, 529)
 _OPERATORS_FAULT = (401, 402, 403, 404, 407, 408)
 """Answers about this server's key, bill, model name or speed. The client cannot help
@@ -47,13 +58,15 @@ it, and another provider may answer.
 _BOM = b"\xef\xbb\xbf"
 _IGNORED = (b"event", b"id", b"retry")
 _ALIVE = ProviderChunk(b"")
+_UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
-_Tokens = Annotated[int, Meta(ge=0, le=2**53)]
+_Tokens = Annotated[int, Meta(ge=0, le=TOKENS_MAX)]
 
 
 class _Usage(Struct, gc=False):
     prompt_tokens: _Tokens
     completion_tokens: _Tokens
+    total_tokens: _Tokens | None = None
 
 
 class _Choice(Struct, gc=False):
@@ -69,6 +82,7 @@ class _Chunk(Struct, gc=False):
 
 
 _decode = msgspec.json.Decoder(_Chunk).decode
+_decode_all = msgspec.json.Decoder().decode
 _decode_fields = msgspec.json.Decoder(dict[str, Raw]).decode
 _decode_choices = msgspec.json.Decoder(list[Raw]).decode
 
@@ -82,6 +96,7 @@ class ProviderStream:
         self.finished = False
         """A finish_reason has come."""
         self.error: ReplyError | None = None
+        self._has_answer = False
         self._line = bytearray()
         self._data: list[bytes] = []
         self._data_bytes = 0
@@ -148,15 +163,15 @@ class ProviderStream:
     def _read_event(self, data: bytes) -> ProviderChunk:
         """The chunk of one event; a sign of life if it has none or is the end."""
         if data == b"[DONE]":
-            self.ended = True
+            self.ended = self._has_answer
+            self.error = None if self._has_answer else NO_ANSWER
             return _ALIVE
         if not data.strip():
             return _ALIVE
         try:
             chunk = _decode(data)
-            if not data.isascii():
-                data.decode()  # what is not decoded above may still be no UTF-8
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+            _check(data)
+        except _UNREADABLE:
             self._fail("the provider sent an event that is no chunk")
             return _ALIVE
         if chunk.error:
@@ -166,7 +181,9 @@ class ProviderStream:
 
     def _chunk(self, chunk: _Chunk, data: bytes) -> ProviderChunk:
         choices = chunk.choices
-        usage = _usage(chunk.usage) if chunk.usage else None
+        usage = None
+        if chunk.usage is not None and (usage := _usage(chunk.usage)) is None:
+            data = _without_usage(data)
         if not choices:
             if usage is not None:
                 return ProviderChunk(b"", usage=msgspec.structs.replace(usage, chunk=data))
@@ -179,6 +196,7 @@ class ProviderStream:
                     break
             else:
                 return ProviderChunk(b"", usage=usage)
+        self._has_answer = True
         has_content, text_bytes = False, 0
         if first.delta:
             for name, value in first.delta.items():
@@ -188,6 +206,22 @@ class ProviderStream:
         finish = bool(first.finish_reason)
         self.finished = self.finished or finish
         return ProviderChunk(data, has_content, finish, usage, text_bytes)
+
+
+def _check(data: bytes) -> None:
+    """Raises one of ``_UNREADABLE`` if not everybody can read this JSON."""
+    whole = _decode_all(data)
+    # a level takes two bytes, so most chunks are too short to be deep
+    if len(data) > 2 * NESTING_MAX and data.count(b"{") + data.count(b"[") > NESTING_MAX:
+        level = [whole]
+        for _ in range(NESTING_MAX):
+            level = [inner for outer in level for inner in _inside(outer)]
+        if level:
+            raise RecursionError("nested too deep")
+
+
+def _inside(value: Any) -> Iterable[Any]:
+    return value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
 
 
 def _text_bytes(value: Any) -> int:
@@ -208,6 +242,12 @@ def _usage(given: Any) -> ReplyUsage | None:
     except msgspec.ValidationError:
         return None
     return ReplyUsage(counts.prompt_tokens, counts.completion_tokens)
+
+
+def _without_usage(data: bytes) -> bytes:
+    fields = _decode_fields(data)
+    del fields["usage"]
+    return msgspec.json.encode(fields)
 
 
 def _with_choice(data: bytes, place: int) -> bytes:
@@ -244,7 +284,7 @@ def error_inside(answer: bytes) -> ReplyError | None:
     """The failure in an answer that says 200 but is only an error object."""
     try:
         chunk = _decode(answer)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+    except _UNREADABLE:
         return None
     return _error_inside(answer) if chunk.error else None
 
@@ -259,9 +299,9 @@ def error_object(data: bytes) -> bytes:
     the whole answer; empty if neither is a JSON object. Some only send a text.
     """
     try:
-        data.decode()
+        _check(data)
         fields = _decode_fields(data)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+    except _UNREADABLE:
         return b""
     inner = bytes(fields.get("error", Raw()))
     if inner.startswith(b'"'):

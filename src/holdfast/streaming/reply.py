@@ -33,7 +33,7 @@ FailureCode = Literal[
     "upstream_refused",  # the provider refused the request itself (4xx)
     "upstream_unavailable",  # no provider accepted the request
     "upstream_timeout",  # no headers, no token or a gap, for too long
-    "upstream_truncated",  # ended cleanly without its end
+    "upstream_truncated",  # ended cleanly without its end or without an answer
     "upstream_lost",  # the connection broke
     "upstream_error",  # an error inside a stream that had begun
     "upstream_garbage",  # not SSE, unparsable, too large, a redirect

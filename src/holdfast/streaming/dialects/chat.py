@@ -166,7 +166,7 @@ class ChatAnswer:
                 "role": "assistant", "content": None, "refusal": None, **choice["message"]
             }  # fmt: skip
             calls = message.get("tool_calls")
-            for call in calls if isinstance(calls, list) else ():
+            for call in calls.plain() if isinstance(calls, _MergedList) else ():
                 if isinstance(call, dict):
                     call.pop("index", None)
             choice.setdefault("logprobs", None)
@@ -174,7 +174,7 @@ class ChatAnswer:
         answer = {**self._top, "object": "chat.completion", "choices": choices}
         if self._usage is not None and (self._usage.chunk or "usage" not in answer):
             answer["usage"] = counts(self._usage)
-        return msgspec.json.encode(answer, enc_hook=_Joined.text)
+        return msgspec.json.encode(answer, enc_hook=_plain)
 
 
 class _Joined:
@@ -185,8 +185,36 @@ class _Joined:
     def __init__(self, first: str) -> None:
         self.pieces = [first]
 
-    def text(self) -> str:
+    def plain(self) -> str:
         return "".join(self.pieces)
+
+
+class _MergedList:
+    """A list that grows: its objects with an ``index`` are merged by it."""
+
+    __slots__ = ("_by_index", "_items")
+
+    def __init__(self) -> None:
+        self._items: list[Any] = []
+        self._by_index: dict[int, dict[str, Any]] = {}
+
+    def add(self, more: Sequence[Any]) -> None:
+        for item in more:
+            index = item.get("index") if isinstance(item, dict) else None
+            if not isinstance(index, int):
+                self._items.append(item)
+                continue
+            if (merged := self._by_index.get(index)) is None:
+                merged = self._by_index[index] = {}
+                self._items.append(merged)
+            _merge(merged, item)
+
+    def plain(self) -> list[Any]:
+        return self._items
+
+
+def _plain(grown: _Joined | _MergedList) -> str | list[Any]:
+    return grown.plain()
 
 
 def _merge(into: dict[str, Any], more: Mapping[str, Any]) -> None:
@@ -203,21 +231,9 @@ def _merge(into: dict[str, Any], more: Mapping[str, Any]) -> None:
             if there is None:
                 there = into[name] = {}
             _merge(there, value)
-        elif isinstance(value, list) and (there is None or isinstance(there, list)):
-            into[name] = _merged_list(there or [], value)
+        elif isinstance(value, list) and (there is None or isinstance(there, _MergedList)):
+            if there is None:
+                there = into[name] = _MergedList()
+            there.add(value)
         else:
             into[name] = value
-
-
-def _merged_list(there: list[Any], more: list[Any]) -> list[Any]:
-    for item in more:
-        index = item.get("index") if isinstance(item, dict) else None
-        if not isinstance(index, int):
-            there.append(item)
-            continue
-        same = (i for i in there if isinstance(i, dict) and i.get("index") == index)
-        if (merged := next(same, None)) is None:
-            merged = {}
-            there.append(merged)
-        _merge(merged, item)
-    return there

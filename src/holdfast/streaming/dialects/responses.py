@@ -177,9 +177,10 @@ class ResponseState:
 def _usage(usage: ReplyUsage) -> dict[str, Any]:
     known = counts(usage)
 
-    def detail(group: str, name: str) -> Any:
+    def detail(group: str, name: str) -> int:
         found = known.get(group)
-        return (found.get(name) if isinstance(found, dict) else None) or 0
+        count = found.get(name) if isinstance(found, dict) else None
+        return count if isinstance(count, int) and count > 0 else 0
 
     return {
         "input_tokens": usage.prompt_tokens,

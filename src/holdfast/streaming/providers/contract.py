@@ -26,9 +26,10 @@ class ProviderRequest(NamedTuple):
 class ProviderChunk(NamedTuple):
     """One event of a provider's stream.
 
-    ``data``: the JSON as it came, on one line; empty for a sign of life (a comment) and
-    for a chunk with nothing but usage, which is in ``usage.chunk``. ``content``:
-    whether it has text or a tool call (the first of these is the first token).
+    ``data``: the JSON as it came, on one line, such that every reader can decode it;
+    empty for a sign of life (a comment) and for a chunk with nothing but usage, which
+    is in ``usage.chunk``. ``content``: whether it has text or a tool call (the first of
+    these is the first token).
     ``finish``: whether it has a finish_reason. ``text_bytes``: how much was generated,
     for estimates of providers that count no tokens.
     """
