@@ -29,6 +29,12 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any, Self
 
 from holdfast import telemetry
+from holdfast.drivers.postgres_database import (
+    FOREIGN,
+    PostgresSettings,
+    connected,
+    milliseconds,
+)
 from holdfast.errors import HoldfastError
 from holdfast.limits.rulestore.contract import (
     CHANGES_PER_READ,
@@ -38,15 +44,7 @@ from holdfast.limits.rulestore.contract import (
     RuleLogHead,
 )
 from holdfast.limits.rulestore.notifications import LocalNotifications, end_tasks
-from holdfast.limits.rulestore.postgres.connection import (
-    FOREIGN,
-    HEARTBEAT_LOCK,
-    SQL,
-    PostgresSettings,
-    connected,
-    milliseconds,
-    unavailable,
-)
+from holdfast.limits.rulestore.postgres.connection import HEARTBEAT_LOCK, RULES, SQL
 from holdfast.limits.rulestore.postgres.store import payload
 from holdfast.limits.rulestore.serialization import decode_notification, notification_of
 
@@ -208,7 +206,7 @@ class PostgresNotifications:
         try:
             connection = await connected(self._settings)
         except FOREIGN as error:
-            raise unavailable(error, "be listened to") from error
+            raise RULES.unavailable(error, "be listened to") from error
 
         def on_notification(_connection: object, _pid: int, _channel: str, payload: str) -> None:
             local.notify(decode_notification(payload))
@@ -223,7 +221,7 @@ class PostgresNotifications:
             async for notification in notifications:
                 yield notification
         except FOREIGN as error:
-            raise unavailable(error, "be listened to") from error
+            raise RULES.unavailable(error, "be listened to") from error
         finally:
             watch.cancel()
             connection.terminate()

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 from msgspec import structs
 
+from holdfast.drivers.postgres_database import PostgresSettings
 from holdfast.drivers.statements import migrations
 from holdfast.errors import StateCorrupted
 from holdfast.limits.entry_rules import ADMIN, ADMIN_RESOURCES, is_admin_rule, refuse_lockout
@@ -41,7 +42,6 @@ from holdfast.limits.rulestore.postgres.connection import (
     SQL,
     WRITERS_LOCK,
     PostgresRuleReader,
-    PostgresSettings,
 )
 from holdfast.limits.rulestore.serialization import (
     change_of,
