@@ -480,22 +480,46 @@ async def test_body_that_arrives_too_slowly_is_400_after_its_time() -> None:
 # --- bytes
 
 
-async def test_bytes_are_reserved_before_the_body_is_read() -> None:
+async def test_bytes_of_a_body_count_as_they_arrive() -> None:
     async with serving(replies=ReplyRig(provider=slow(5))) as rest:
         bodies = rest.deps.body_bytes
-        announced = Exchange([b"{", b"}"], piece_seconds=5.0)
-        asking = asyncio.create_task(
-            ReplyClient(rest).ask(CHAT, announced, ("content-length", "1000000"))
+        for size in (("content-length", "1000000"), ("transfer-encoding", "chunked")):
+            exchange = Exchange([b"{" * 600, b"{" * 400, b"}"], piece_seconds=5.0)
+            asking = asyncio.create_task(ReplyClient(rest).ask(CHAT, exchange, size))
+            for counted in (0, 600, 1000):
+                await asyncio.sleep(4)
+                assert bodies.total == counted
+                await asyncio.sleep(1)
+            await asking
+            assert bodies.total == 0
+
+
+async def test_slow_bodies_that_announce_much_take_no_room_from_others() -> None:
+    settings = StreamingSettings(queue_failover=QueueFailoverSettings(bytes_max=8 * MIB))
+    async with serving(replies=ReplyRig(settings)) as rest:
+        slow_bodies = [Exchange([b"{"] * 100, piece_seconds=1.0) for _ in range(64)]
+        asking = [
+            asyncio.create_task(ReplyClient(rest).ask(CHAT, each, ("content-length", str(4 * MIB))))
+            for each in slow_bodies
+        ]
+        await asyncio.sleep(20)
+        assert all(not each.sent for each in slow_bodies)
+        answer = await ask(rest, CHAT, rest.token("bob"), pad="x" * MIB)
+        assert answer.status_code == 200
+        await asyncio.gather(*asking)
+        assert {each.status for each in slow_bodies} == {400}
+
+
+async def test_body_that_finds_no_room_on_its_way_is_503_and_gives_its_own_back() -> None:
+    settings = StreamingSettings(queue_failover=QueueFailoverSettings(bytes_max=1000))
+    async with serving(replies=ReplyRig(settings)) as rest:
+        pieces = [b"{" * 400, b"{" * 400]
+        first, second = Exchange(pieces, 1.0), Exchange(pieces, 1.5)
+        await asyncio.gather(
+            *(ReplyClient(rest).ask(CHAT, e, ("content-length", "800")) for e in (first, second))
         )
-        await asyncio.sleep(1)
-        assert bodies.total == 1_000_000
-        unknown = asyncio.create_task(
-            ReplyClient(rest).ask(CHAT, Exchange([b"{", b"}"], 5.0), ("transfer-encoding", "x"))
-        )
-        await asyncio.sleep(1)
-        assert bodies.total == 1_000_000 + 4 * MIB
-        await asyncio.gather(asking, unknown)
-        assert bodies.total == 0
+        assert (first.status, second.status) == (503, 400)
+        assert rest.deps.body_bytes.total == 0
 
 
 async def test_bytes_of_a_reply_are_free_at_its_first_token() -> None:

@@ -151,7 +151,7 @@ class Endpoint:
     raw: bool = False
     """The endpoint gets the body as bytes; ``body`` only describes it."""
     reserve: Callable[[ApiDeps, Principal, int], ReservedBytes] | None = None
-    """Reserves the bytes of the body before it is read, or refuses."""
+    """Refuses a body without room before it is read; its bytes count as they come."""
     headers: tuple[str, ...] = ()
     """The headers that only this endpoint reads."""
     entry_point: EntryPoint = "rest"

@@ -367,9 +367,7 @@ async def _body_within_bounds(
     announced = _announced_bytes(request, bytes_max)
     reservation = endpoint.reserve and endpoint.reserve(deps, principal, announced)
     try:
-        data = await _read(endpoint, request, deps.settings)
-        if reservation is not None:
-            reservation.shrink(len(data))
+        data = await _read(endpoint, request, deps.settings, reservation)
         if endpoint.raw:
             return data, reservation
         return _fitting(endpoint, _body, endpoint.body, data), reservation
@@ -392,7 +390,12 @@ def _announced_bytes(request: Request, bytes_max: int) -> int:
     return int(length)
 
 
-async def _read(endpoint: Endpoint, request: Request, settings: ApiSettings) -> bytes:
+async def _read(
+    endpoint: Endpoint,
+    request: Request,
+    settings: ApiSettings,
+    reservation: ReservedBytes | None,
+) -> bytes:
     """Read the body within its bounds of size and time.
 
     A body that the endpoint does not take is refused, not ignored.
@@ -408,6 +411,7 @@ async def _read(endpoint: Endpoint, request: Request, settings: ApiSettings) -> 
         request,
         endpoint.body_bytes_max or settings.body_bytes_max,
         endpoint.body_seconds_max or settings.body_seconds_max,
+        reservation,
     )
     if endpoint.body is None and data:
         raise InvalidMessage("this request takes no body")
@@ -418,22 +422,28 @@ async def _read(endpoint: Endpoint, request: Request, settings: ApiSettings) -> 
     return data
 
 
-async def _whole_body(request: Request, bytes_max: int, seconds_max: float) -> bytes:
+async def _whole_body(
+    request: Request, bytes_max: int, seconds_max: float, reservation: ReservedBytes | None
+) -> bytes:
     too_large = f"the body is larger than {bytes_max} bytes"
-    pieces: list[bytes] = []
-    size = 0
+    body = bytearray()  # a list of tiny pieces would take many times their bytes
     try:
         async with asyncio.timeout(seconds_max):
             while True:
                 message = await request.receive()
                 if message["type"] == "http.disconnect":
                     raise InvalidMessage("the client disconnected before its request was complete")
-                pieces.append(message.get("body", b""))
-                size += len(pieces[-1])
-                if size > bytes_max:
+                piece: bytes = message.get("body", b"")
+                if len(body) + len(piece) > bytes_max:
                     raise MessageTooLarge(too_large, limit=bytes_max)
-                if not message.get("more_body"):
-                    return b"".join(pieces)
+                if reservation is not None:
+                    reservation.grow(len(piece))
+                more = message.get("more_body")
+                if not more and not body:
+                    return piece
+                body += piece
+                if not more:
+                    return bytes(body)
     except TimeoutError:
         raise InvalidMessage(f"the body did not arrive within {seconds_max:g} seconds") from None
 

@@ -1,8 +1,9 @@
 """The bytes of request bodies that a node holds: arriving, waiting, running.
 
-They are reserved by Content-Length before the body is read, so that a node under load
-refuses a request without reading it. They are freed at the first token: until then a
-provider may fail and the next one needs the body again.
+A body for whose Content-Length there is no room is refused unread. It counts as it
+arrives: what is only announced takes no room from others, and a body that finds none on
+its way is refused then. Its bytes are freed at the first token: until then a provider
+may fail and the next one needs the body again.
 """
 
 from __future__ import annotations
@@ -22,19 +23,20 @@ class ReservedBytes:
 
     __slots__ = ("_bytes", "_node", "_owner")
 
-    def __init__(self, node: BodyBytes, owner: Owner, size: int) -> None:
-        self._node, self._owner, self._bytes = node, owner, size
-        node.count(owner, size)
+    def __init__(self, node: BodyBytes, owner: Owner) -> None:
+        self._node, self._owner, self._bytes = node, owner, 0
 
-    def shrink(self, size: int) -> None:
-        """The body has arrived and has this size."""
-        if size < self._bytes:
-            self._node.count(self._owner, size - self._bytes)
-            self._bytes = size
+    def grow(self, size: int) -> None:
+        """More of the body has arrived. Raises as ``BodyBytes.reserve``."""
+        self._node.check(self._owner, size)
+        self._node.count(self._owner, size)
+        self._bytes += size
 
     def free(self) -> None:
         """May be called more than once."""
-        self.shrink(0)
+        if self._bytes:
+            self._node.count(self._owner, -self._bytes)
+            self._bytes = 0
 
 
 class BodyBytes:
@@ -46,9 +48,15 @@ class BodyBytes:
         """Bounded by the requests being read, waiting or running."""
         self.total = 0
 
-    def reserve(self, owner: Owner, size: int) -> ReservedBytes:
-        """Unavailable if the node has no room, RateLimited if the owner has used up
-        its own."""
+    def reserve(self, owner: Owner, announced: int) -> ReservedBytes:
+        """Unavailable if the node has no room for as many bytes, RateLimited if the
+        owner has used up its own.
+        """
+        self.check(owner, announced)
+        return ReservedBytes(self, owner)
+
+    def check(self, owner: Owner, size: int) -> None:
+        """Raises if there is no room for more bytes of this owner."""
         settings = self._settings
         of_key = owner.kind == "key"
         own_max = settings.bytes_per_key_max if of_key else settings.bytes_per_user_max
@@ -63,7 +71,6 @@ class BodyBytes:
             raise Unavailable(
                 "this node holds too many requests", retry_after_seconds=RETRY_SECONDS
             )
-        return ReservedBytes(self, owner, size)
 
     def count(self, owner: Owner, change: int) -> None:
         self.total += change
