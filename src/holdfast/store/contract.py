@@ -18,10 +18,12 @@ treat it as unknown.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Collection, Iterable, Mapping, Sequence
-from typing import Protocol
+from typing import Literal, Protocol
+from zlib import crc32
 
 from msgspec import Struct
 
+from holdfast.bounds import KIB
 from holdfast.message import (
     Ban,
     Chat,
@@ -44,6 +46,31 @@ LOOKED_AT_ONCE = 5_000
 """Log entries that one call of ``texts_of`` examines."""
 UNREAD_LOOKED_AT = 100
 """Newest messages examined to count unread ones; most of the cost of a list."""
+
+
+class Grouping(Struct, frozen=True):
+    """How a store takes sends, and how much it does at once.
+
+    ``by`` says which chats may be in one group: any, those of one shard, or one chat. A
+    *lane* is what ``by`` names, and has at most one group in flight: a group that hangs
+    stops its lane, and no other. ``at_once`` is the number of groups in flight, at most
+    one in each lane; ``reads_at_once`` is how many reads keep the store busy.
+    """
+
+    by: Literal["any", "shard", "chat"]
+    sends_max: int
+    bytes_max: int
+    at_once: int
+    reads_at_once: int
+
+
+ONE_LANE = Grouping("any", sends_max=512, bytes_max=512 * KIB, at_once=1, reads_at_once=8)
+"""A store with one writer: any chats together, one group after the other."""
+
+
+def shard_of(chat_id: str, shards: int) -> int:
+    """The shard of a chat, the same on every node and in every release."""
+    return crc32(chat_id.encode()) % shards
 
 
 class ChatSummary(Struct, frozen=True):
@@ -115,6 +142,15 @@ class TextPage(Struct, frozen=True):
 
 class ChatStore(Protocol):
     """The durable chats of all tenants."""
+
+    @property
+    def grouping(self) -> Grouping:
+        """The groups that ``append`` takes, and what may run at once; never changes."""
+        ...
+
+    def lane(self, chat_id: str) -> int:
+        """The lane of a chat, known or not, without asking the store; never changes."""
+        ...
 
     def append(self, group: Sequence[Draft]) -> Awaitable[list[Outcome]]:
         """Number a group of sends, in order, in one commit; one outcome each.

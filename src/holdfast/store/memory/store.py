@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from functools import partial
 
 import msgspec
 from msgspec.structs import replace
@@ -28,11 +29,13 @@ from holdfast.store.commands import Command, CommandContext, CommandResult, Crea
 from holdfast.store.contract import (
     LOOKED_AT_ONCE,
     MEMBERSHIPS_MAX,
+    ONE_LANE,
     AuditPage,
     AuditRecord,
     ChatPage,
     Inspection,
     TextPage,
+    shard_of,
 )
 from holdfast.store.memory.chat import MemoryChat
 from holdfast.store.numbering import NO_COUNTER, TAKEN, ChatState, GroupState, StoredSend, number
@@ -67,7 +70,9 @@ class MemoryStore:
     ``CommitSource`` without reads: the memory log has its own copy.
     """
 
-    def __init__(self, limits: ChatSettings | None = None) -> None:
+    def __init__(self, limits: ChatSettings | None = None, shards: int = 1) -> None:
+        self.grouping = replace(ONE_LANE, by="shard", at_once=shards) if shards > 1 else ONE_LANE
+        self.lane = partial(shard_of, shards=shards)
         self._limits = limits or ChatSettings()
         self._chats: dict[str, MemoryChat] = {}
         self._directs: dict[tuple[str, str | None], str] = {}

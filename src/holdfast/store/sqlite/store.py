@@ -15,6 +15,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self, TypeVar
 
+import msgspec
+
 from holdfast import telemetry
 from holdfast.clock import Clock, SystemClock
 from holdfast.drivers.sqlite.threads import WorkerThreads
@@ -36,6 +38,7 @@ from holdfast.message import (
 from holdfast.store.commands import Command, CommandContext, CommandResult
 from holdfast.store.contract import (
     MEMBERSHIPS_MAX,
+    ONE_LANE,
     AuditPage,
     ChatPage,
     Inspection,
@@ -50,6 +53,8 @@ T = TypeVar("T")
 
 HEADS_AT_ONCE = 1_000
 """``heads`` of more chats is split, so that no reader is occupied for long."""
+READS_PER_READER = 4
+"""Reads at once that keep one reader's thread busy."""
 
 
 class SqliteStore:
@@ -72,6 +77,8 @@ class SqliteStore:
     ) -> None:
         self._path = path
         self._settings = settings or SqliteSettings()
+        reads_at_once = READS_PER_READER * self._settings.readers
+        self.grouping = msgspec.structs.replace(ONE_LANE, reads_at_once=reads_at_once)
         self._limits = limits or ChatSettings()
         self._clock = clock or SystemClock()
         self._vfs = vfs
@@ -113,6 +120,9 @@ class SqliteStore:
 
     def on_commit(self, listener: Callable[[Sequence[LogEntry]], None]) -> None:
         self._listeners.append(listener)
+
+    def lane(self, chat_id: str) -> int:
+        return 0
 
     def append(self, group: Sequence[Draft]) -> Awaitable[list[Outcome]]:
         return self._write(partial(append.append, group=group))
