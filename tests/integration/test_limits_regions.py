@@ -50,8 +50,10 @@ class Engines:
         self.replica = kept(postgres.standby(self.primary, shared_buffers="32MB"))
         self.redis = {region: kept(redis_engine.start()) for region in REGIONS}
 
-    def settings(self, region: str, *, redis: bool = True, replica: bool = True) -> LimitsSettings:
-        counters = self.redis[region].url if redis else "memory:"
+    def settings(
+        self, region: str, *, redis: bool = True, replica: bool = True, one_redis: bool = False
+    ) -> LimitsSettings:
+        counters = self.redis["east" if one_redis else region].url if redis else "memory:"
         reads = self.replica.url if replica else ""
         return LimitsSettings(counters, self.primary.url, reads, region, feed=NO_SYNC)
 
@@ -176,6 +178,27 @@ async def test_change_reaches_every_region_by_notification_or_by_tick(
                 "one follower for each region"
             )
         assert await w.holders(HEARTBEAT_LOCK) == 1, "one heartbeat for all"
+
+
+@pytest.mark.covers("004 each region grants the whole limit")
+@pytest.mark.parametrize("one_redis", [False, True])
+async def test_each_region_grants_the_whole_limit(
+    engines_: Engines, tmp_path: Path, one_redis: bool
+) -> None:
+    async with world(engines_, tmp_path) as w:
+        for region in REGIONS:
+            for number in (1, 2):
+                await w.node(f"{region}-{number}", region, one_redis=one_redis)
+        await w.followed(*REGIONS)
+        await w.change(10)
+        await w.arrived(10, *w.nodes)
+        subject, granted = f"ann-{one_redis}", dict.fromkeys(REGIONS, 0)
+        for _ in range(10):
+            for node in w.nodes.values():
+                decision = await node.limiter.check("acme", "search", subject)
+                granted[decision.region] += decision.allowed
+        assert granted == {"east": 10, "west": 10}
+        await until(lambda: all(n.limiter.nodes == 2 for n in w.nodes.values()), "its own nodes")
 
 
 async def test_import_reaches_every_region_whole(engines_: Engines, tmp_path: Path) -> None:

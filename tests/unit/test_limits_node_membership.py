@@ -223,27 +223,6 @@ async def admitted(limiter: Limiter, times: int) -> int:
     return sum(decision.allowed for decision in decisions)
 
 
-@pytest.mark.covers("004 each region grants the whole limit")
-@pytest.mark.parametrize(("redises", "granted"), [(1, 100), (2, 200)])
-async def test_region_is_a_label_and_only_its_own_redis_grants_a_limit(
-    redises: int, granted: int
-) -> None:
-    """The name of a region is in every decision and separates nothing: regions on one
-    Redis share one limit.
-    """
-    nodes: list[Limiter] = []
-    counters = [Shared() for _ in range(redises)]
-    for index, region in enumerate(("us-east", "us-east", "eu-west", "eu-west")):
-        identity = NodeIdentity(f"n{index}", region)
-        shared = counters[0 if region == "us-east" else -1]
-        nodes.append(
-            Limiter(shared, virtual_loop.LoopClock(), rules=RuleSet.of([PER_HOUR]), node=identity)
-        )
-    assert sum([await admitted(node, 80) for node in nodes]) == granted
-    for node in nodes:
-        assert (await node.check("acme", "send", "ann")).region == node.node.region
-
-
 @pytest.mark.covers("004 split brain: 5 seen of 10")
 async def test_ten_nodes_that_see_five_admit_at_most_twice_the_limit() -> None:
     total = 0

@@ -33,6 +33,7 @@ from holdfast.limits.limiter.limiter import Limiter
 from holdfast.limits.limiter.settings import LimiterSettings, NodeIdentity
 from holdfast.limits.rules import Rule
 from holdfast.limits.rulestore.contract import (
+    CHANNEL,
     TICK_SECONDS,
     ChangeNotifications,
     RetentionSettings,
@@ -41,6 +42,7 @@ from holdfast.limits.rulestore.contract import (
 )
 from holdfast.limits.rulestore.sqlite import LIMITS, SqliteRuleStore
 from holdfast.limits.snapshot_file import identity
+from holdfast.message import check_id
 
 if TYPE_CHECKING:
     from holdfast.limits.rulestore.redis import RedisNotifications
@@ -49,6 +51,9 @@ __all__ = ["RULES_NAME", "LimitsParts", "LimitsSettings", "LimitsTuning", "open_
 
 RULES_NAME = "rules.json"
 NODES_NAME = "nodes.json"
+
+
+LOCAL = "local"
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,12 +70,11 @@ class LimitsSettings:
     """``sqlite:`` for a file in the state directory, or ``postgresql://…``."""
     replica_url: str = ""
     """A replica of ``rules_url`` to read the rules from; changes go to the primary."""
-    region: str = "local"
-    """A label, shown in every decision. It separates nothing: nodes that use one Redis
-    share its counters whatever their regions are called, and nodes with different
-    Redises each grant the whole limit. Give nodes that share a Redis the same region,
-    and all others another one, because one node per region publishes rule changes to
-    its Redis."""
+    region: str = LOCAL
+    """Nodes of one region share counters, and each region grants the whole limit, on
+    one Redis or several. It is shown in every decision. One node per region publishes
+    rule changes to its Redis, so nodes with different Redises need different regions.
+    """
     limiter: LimiterSettings = field(default_factory=LimiterSettings)
     feed: FeedSettings = field(default_factory=FeedSettings)
     retention: RetentionSettings = field(default_factory=RetentionSettings)
@@ -89,8 +93,8 @@ class LimitsSettings:
             raise ValueError("rules_url must be sqlite: or a URL of PostgreSQL")
         if self.replica_url and self.rules_url == "sqlite:":
             raise ValueError("replica_url needs a rules_url of PostgreSQL")
-        if not self.region:
-            raise ValueError("region must not be empty")
+        if problem := check_id(self.region, "region"):
+            raise ValueError(problem)
 
 
 @dataclass(frozen=True, slots=True)
@@ -259,12 +263,22 @@ async def _counters_of(
         from holdfast.limits.counters.redis import RedisCounters, RedisSettings
         from holdfast.limits.rulestore.redis import RedisNotifications
     url = chosen.counters_url
-    settings = RedisSettings(url, check_again_seconds=tuning.redis_check_seconds)
-    counters, notifications = RedisCounters(settings), RedisNotifications(url)
+    settings = RedisSettings(
+        url,
+        prefix=_of_region("rl", chosen.region),
+        check_again_seconds=tuning.redis_check_seconds,
+    )
+    counters = RedisCounters(settings)
+    notifications = RedisNotifications(url, _of_region(CHANNEL, chosen.region))
     stack.push_async_callback(counters.aclose)
     stack.push_async_callback(notifications.aclose)
     await counters.check()
     return counters, notifications
+
+
+def _of_region(name: str, region: str) -> str:
+    """A key or channel of Redis; those of ``local``, the default, have no suffix."""
+    return name if region == LOCAL else f"{name}:{region}"
 
 
 async def _rules_of(
