@@ -742,7 +742,24 @@ async def test_unknown_and_expired_replies_are_404_in_their_own_shape() -> None:
             ]
             assert {answer.status_code for answer in answers} == {404}
             assert all(error(answer)["message"] for answer in answers)
-        assert (await rest.client.get(url)).status_code == 404, "its ticket is still good"
+
+
+async def test_reader_with_a_ticket_whose_log_is_gone_gets_gap_and_not_404() -> None:
+    """EventSource gives up for good at any status but 200."""
+    rig = ReplyRig()
+    async with serving(replies=rig) as rest:
+        reply_id, url = await begun(rest)
+        shown = events((await rest.client.get(url)).content)
+        await rig.log.delete([reply_id])
+        for last in ({}, {"Last-Event-ID": shown[1][1]}):
+            answer = await rest.client.get(url, headers=last)
+            assert answer.status_code == 200
+            assert answer.headers["content-type"] == "text/event-stream"
+            assert answer.headers["x-reply-id"] == reply_id
+            [(name, event_id, data)] = events(answer.content)
+            assert (name, event_id, data["code"]) == ("failed", "", "gap")
+        by_token = await rest.ask("GET", f"{NATIVE}/{reply_id}/events", rest.token("alice"))
+        assert by_token.status_code == 404
 
 
 async def test_reply_that_outgrew_its_log_is_whole_at_once_and_a_gap_later() -> None:

@@ -14,8 +14,10 @@ from holdfast.api.reply_calls import (
     start_reply,
 )
 from holdfast.api.reply_schemas import NewReply
-from holdfast.errors import InvalidMessage
+from holdfast.errors import InvalidMessage, NotFound
+from holdfast.streaming import sse
 from holdfast.streaming.dialects import native
+from holdfast.streaming.reader import GAP
 from holdfast.streaming.reply import EntryId, parse_entry_id
 
 
@@ -28,11 +30,24 @@ async def create_reply(deps: ApiDeps, call: Call) -> Answer:
 
 async def read_reply_events(deps: ApiDeps, call: Call) -> Answer:
     """The events after Last-Event-ID; 204 if that is the end: EventSource stops."""
-    reply = await deps.streaming.find(owner_of(call.principal), call.path["reply_id"])
+    try:
+        reply = await deps.streaming.find(owner_of(call.principal), call.path["reply_id"])
+    except NotFound:
+        if call.query.ticket is None:
+            raise
+        return _gone(call.path["reply_id"])
     after = _last_event_id(call)
     if after is not None and after == reply.ended_at:
         return Answer(b"", status=204, headers=reply_headers(reply))
     return events_answer(deps, reply, ResumedPieces(reply, native.NativeEvents(), after))
+
+
+def _gone(reply_id: str) -> Answer:
+    """The ticket proves that its reader's reply existed, so its log was lost or has
+    expired. An event says so: EventSource shows nothing of a 404.
+    """
+    failed = native.NativeEvents().fail(GAP)
+    return Answer(failed, headers={"X-Reply-Id": reply_id}, media_type=sse.MEDIA_TYPE)
 
 
 def _last_event_id(call: Call) -> EntryId | None:
