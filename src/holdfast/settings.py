@@ -21,6 +21,7 @@ import msgspec
 
 from holdfast.access.connection_limits import ConnectionLimits, HttpLimits
 from holdfast.access.issuers import IssuerSettings, check_issuers
+from holdfast.access.secret_file import check_one_source
 from holdfast.access.tokens import TokenSettings
 from holdfast.api.deps import ApiSettings
 from holdfast.api.problems import said_of
@@ -151,6 +152,7 @@ class AccessSettings:
 
     def __post_init__(self) -> None:
         check_issuers(self.issuers, self.tokens.issuer)
+        check_one_source(self.credentials_dir, self.tokens.secret_file)
 
 
 @dataclass(frozen=True, slots=True)

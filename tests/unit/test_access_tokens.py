@@ -337,7 +337,7 @@ def test_a_public_key_cannot_be_used_as_an_hmac_secret(clock: ManualClock) -> No
         serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo
     )
     key = TokenKey("RS256", private.public_key())
-    tokens = Tokens(TokenSettings(), lambda kid: key, clock)
+    tokens = Tokens(TokenSettings(), lambda kid: (key,), clock)
     with pytest.raises(Unauthorized):
         tokens.verify(sign(claims(), pem))
     assert tokens.verify(jwt.encode(claims(), private, "RS256")).user == ALICE

@@ -6,6 +6,7 @@ from its credential and from nowhere else.
 - ``principal``    a verified credential: a user, a tenant's backend or an operator
 - ``roles``        the one table of what a role may do in a chat (pure)
 - ``tokens``       user tokens (JWT): mint and verify
+- ``secret_file``  the token keys of a file that several nodes share
 - ``jws``          parses a compact token once (pure)
 - ``jwks``         reads a set of public keys strictly (pure)
 - ``issuers``      other token issuers: whose keys are trusted, kept fresh

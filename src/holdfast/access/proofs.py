@@ -20,20 +20,31 @@ PROOF_BYTES = 8
 class CursorProofs:
     """Makes and checks proofs.
 
-    A new token secret voids them; a client without a proof is only reset itself.
+    The first token secret makes them, all check them. A secret that is gone voids its
+    proofs; a client without a proof is only reset itself.
     """
 
-    def __init__(self, secret: bytes) -> None:
-        key = blake2b(secret, digest_size=32, person=b"holdfast.cursor").digest()
-        self._keyed = blake2b(key=key, digest_size=PROOF_BYTES)
+    def __init__(self, *secrets: bytes) -> None:
+        self._makes, *self._checks = (
+            blake2b(
+                key=blake2b(secret, digest_size=32, person=b"holdfast.cursor").digest(),
+                digest_size=PROOF_BYTES,
+            )
+            for secret in secrets
+        )
 
     def of(self, tenant: str, chat_id: str, cursor: Cursor) -> str:
-        keyed = self._keyed.copy()
-        keyed.update(f"{tenant}\0{chat_id}\0{cursor.epoch}\0{cursor.sequence}".encode())
-        return keyed.hexdigest()
+        return _proof(self._makes, tenant, chat_id, cursor)
 
     def proves(self, proof: str | None, tenant: str, chat_id: str, cursor: Cursor) -> bool:
         """Whether ``proof`` was made by this server for exactly this cursor."""
-        return proof is not None and hmac.compare_digest(
-            proof.encode(), self.of(tenant, chat_id, cursor).encode()
+        return proof is not None and any(
+            hmac.compare_digest(proof.encode(), _proof(keyed, tenant, chat_id, cursor).encode())
+            for keyed in (self._makes, *self._checks)
         )
+
+
+def _proof(keyed: blake2b, tenant: str, chat_id: str, cursor: Cursor) -> str:
+    copy = keyed.copy()
+    copy.update(f"{tenant}\0{chat_id}\0{cursor.epoch}\0{cursor.sequence}".encode())
+    return copy.hexdigest()

@@ -22,6 +22,7 @@ from msgspec.structs import replace
 
 from holdfast.access.contract import ApiKey, Credentials
 from holdfast.access.keys import digest_of, new_key, with_every_scope
+from holdfast.access.secret_file import read_token_keys
 from holdfast.drivers.files import replace_file
 from holdfast.errors import Forbidden, StateCorrupted, StateDirectory, VersionConflict
 
@@ -109,14 +110,15 @@ def keep_admin_key(state_dir: Path, keys: Sequence[ApiKey], admin_key: str) -> N
 class FileCredentials:
     """Credentials in the two files of a state directory, which one process holds.
 
-    The version is a digest of the key file, so a file put back by hand counts as a
-    change.
+    ``secret_file`` has the token keys instead, if given. The version is a digest of the
+    key file, so a file put back by hand counts as a change.
     """
 
     read_only = ""
 
-    def __init__(self, state_dir: Path) -> None:
+    def __init__(self, state_dir: Path, secret_file: Path | None = None) -> None:
         self._state_dir = state_dir
+        self._secret_file = secret_file
         self._keys_file = state_dir / KEYS_FILE
 
     async def load(self) -> Credentials:
@@ -127,8 +129,10 @@ class FileCredentials:
 
     def _load(self) -> Credentials:
         data = _read(self._keys_file)
-        token_key = read_secrets(self._state_dir).jwt_secret.encode()
-        return Credentials([token_key], _decode(self._keys_file, data), _version(data))
+        token_keys: Sequence[bytes] = [read_secrets(self._state_dir).jwt_secret.encode()]
+        if self._secret_file is not None:
+            token_keys = read_token_keys(self._secret_file)
+        return Credentials(token_keys, _decode(self._keys_file, data), _version(data))
 
     def _save(self, keys: Sequence[ApiKey], version: str) -> str:
         if _version(_read(self._keys_file)) != version:

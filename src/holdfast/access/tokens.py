@@ -12,7 +12,7 @@ between the two, so that a public key is never used as a secret.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any, NamedTuple, Protocol
@@ -100,18 +100,20 @@ class TrustedIssuer(Protocol):
         ...
 
 
-KeySource = Callable[[str | None], TokenKey | None]
-"""Finds the key for a token's ``kid`` (None: the token has none), or None."""
+KeySource = Callable[[str | None], Sequence[TokenKey]]
+"""Finds the keys for a token's ``kid`` (None: the token has none), all of one
+algorithm: the first signs, any may have signed. Empty: there is none."""
 
 
-def shared_secret(secret: bytes) -> KeySource:
-    """One secret for all tokens, HS256 only."""
-    if len(secret) < SECRET_BYTES_MIN:
-        raise BadSetting(
-            f"the token secret has {len(secret)} bytes; at least {SECRET_BYTES_MIN} are needed"
-        )
-    key = TokenKey("HS256", secret)
-    return lambda kid: key if kid is None else None
+def shared_secret(*secrets: bytes) -> KeySource:
+    """Secrets for all tokens, HS256 only: the first signs, all verify."""
+    for secret in secrets:
+        if len(secret) < SECRET_BYTES_MIN:
+            raise BadSetting(
+                f"the token secret has {len(secret)} bytes; at least {SECRET_BYTES_MIN} are needed"
+            )
+    keys = tuple(TokenKey("HS256", secret) for secret in secrets)
+    return lambda kid: keys if kid is None else ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,6 +141,11 @@ class TokenSettings:
     """
     default_scopes: tuple[UserScope, ...] = ("chats:read", "chats:send")
     """What a token without that claim may do."""
+    secret_file: str = ""
+    """A file with the keys of tokens, the same on every node: one on each line, of 32
+    bytes or more; the first signs, all verify. Others must not be able to read it. A
+    change takes effect after a restart. Left empty: the secret in ``secrets.json``.
+    """
 
     def __post_init__(self) -> None:
         if not self.issuer or not self.audience:
@@ -230,10 +237,10 @@ class Tokens:
 
     def sign(self, claims: Mapping[str, Any]) -> str:
         """Claims signed by this server; BadSetting if its keys cannot sign."""
-        signing = self._keys(None)
-        if signing is None or not signing.algorithm.startswith("HS"):
+        keys = self._keys(None)
+        if not keys or not keys[0].algorithm.startswith("HS"):
             raise BadSetting("tokens are minted elsewhere: this server holds only public keys")
-        return jwt.encode(dict(claims), signing.key, signing.algorithm)
+        return jwt.encode(dict(claims), keys[0].key, keys[0].algorithm)
 
     def signed_claims(self, token: str) -> dict[str, Any]:
         """What this server itself signed; nothing of it is checked but the signature.
@@ -244,8 +251,7 @@ class Tokens:
             raise Unauthorized(f"it is longer than {TOKEN_BYTES_MAX} bytes")
         try:
             found = read(token)
-            key = self._keys(found.header.get("kid"))
-            if key is None or not key.signed(found):
+            if not _is_signed(found, self._keys(found.header.get("kid"))):
                 raise Unauthorized(_INVALID)
             return json_object(found.payload)
         except (jwt.PyJWTError, ValueError, TypeError, RecursionError):
@@ -340,10 +346,10 @@ class Tokens:
             raise Unauthorized(f"the token is longer than {TOKEN_BYTES_MAX} bytes")
         try:
             found = read(token)
-            key, terms = self._keys(found.header.get("kid")), self._terms
-            if key is None or key.algorithm != found.header.get("alg"):
-                key, terms = self._foreign(found)
-            if not key.signed(found):
+            keys, terms = self._keys(found.header.get("kid")), self._terms
+            if not keys or keys[0].algorithm != found.header.get("alg"):
+                keys, terms = self._foreign(found)
+            if not _is_signed(found, keys):
                 raise Unauthorized(_INVALID)
             claims = json_object(found.payload)
         except (jwt.PyJWTError, ValueError, TypeError, RecursionError):
@@ -352,7 +358,7 @@ class Tokens:
         self._check(claims, terms)
         return found, claims, terms
 
-    def _foreign(self, found: CompactJws) -> tuple[TokenKey, IssuerTerms]:
+    def _foreign(self, found: CompactJws) -> tuple[Sequence[TokenKey], IssuerTerms]:
         """The key and terms of another issuer's token.
 
         The unverified ``iss`` only chooses the key; the signature then proves it.
@@ -363,7 +369,7 @@ class Tokens:
             issuer = self._issuers.get(named) if isinstance(named, str) else None
         if issuer is None:
             raise Unauthorized(_INVALID)
-        return issuer.key(found.header.get("kid")), issuer.terms
+        return (issuer.key(found.header.get("kid")),), issuer.terms
 
     def _check(self, claims: Mapping[str, Any], terms: IssuerTerms) -> None:
         """Unauthorized unless all claims are there, with the right issuer and
@@ -404,6 +410,11 @@ class Tokens:
                 claim="exp",
             )
         return expires_at, issued_at
+
+
+def _is_signed(token: CompactJws, keys: Sequence[TokenKey]) -> bool:
+    """Whether one of these keys signed the token."""
+    return any(key.signed(token) for key in keys)
 
 
 @lru_cache(64)

@@ -159,7 +159,7 @@ class CliContext:
         scopes: Collection[str] = (),
         chats: Collection[str] = (),
     ) -> str:
-        """A token for ``user``, signed with the secret in the state directory.
+        """A token for ``user``, signed with the server's own secret.
 
         It has all scopes and all chats unless some are named.
         """
@@ -168,8 +168,8 @@ class CliContext:
 
         if problem := check_id(user, "user") or check_tenant(tenant):
             raise InvalidMessage(problem)
-        secret = self._secrets().jwt_secret
-        tokens = Tokens(self._token_settings(), shared_secret(secret.encode()), SystemClock())
+        settings = self._token_settings()
+        tokens = Tokens(settings, shared_secret(self._token_key(settings)), SystemClock())
         return tokens.mint(User(tenant, user), hours * 3600, scopes or USER_SCOPES, chats or None)
 
     def user_token(self, user: str | None, tenant: str) -> str:
@@ -206,6 +206,13 @@ class CliContext:
             if self._configures("ACCESS")
             else TokenSettings()
         )
+
+    def _token_key(self, settings: TokenSettings) -> bytes:
+        from holdfast.access.secret_file import read_token_keys
+
+        if settings.secret_file:
+            return read_token_keys(Path(settings.secret_file).expanduser())[0]
+        return self._secrets().jwt_secret.encode()
 
     def _configures(self, group: str) -> bool:
         """Whether anything may configure ``group``: loading all settings is slow."""

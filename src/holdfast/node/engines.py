@@ -110,7 +110,8 @@ def _credentials(settings: AccessSettings, state: Path, clock: Clock) -> Credent
     if settings.credentials_dir:
         return SharedCredentials(Path(settings.credentials_dir).expanduser())
     open_secrets(state, timestamp(clock.now()))
-    return FileCredentials(state)
+    secret_file = settings.tokens.secret_file
+    return FileCredentials(state, Path(secret_file).expanduser() if secret_file else None)
 
 
 def _chat_store(settings: DurabilitySettings, state: Path, clock: Clock) -> SqliteStore:

@@ -78,14 +78,13 @@ class Node:
         self._clock = clock
         self._ids = ids = Ids(clock)
 
-        token_key = credentials.token_keys[0]
         self.keys = KeyRing(engines.credentials, credentials)
         self.revocations = RevocationsInForce(engines.revocations, clock)
         access, issuers_file = settings.access, settings.server.state_path / ISSUERS_FILE
         self.issuers = Issuers(access.issuers, fetch_jwks, clock, issuers_file)
-        secret, check = shared_secret(token_key), self.revocations.check
+        secret, check = shared_secret(*credentials.token_keys), self.revocations.check
         self.tokens = Tokens(access.tokens, secret, clock, check, ids, self.issuers)
-        proofs = CursorProofs(token_key)
+        proofs = CursorProofs(*credentials.token_keys)
 
         chats, durability = engines.chats, settings.durability
         breaker = settings.gateway.circuit_breaker
