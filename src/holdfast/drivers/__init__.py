@@ -9,4 +9,5 @@
 - ``redis``          connections, reasons of failure, fitness to keep our state
 - ``redis_scripts``  script calls over one pipelined connection
 - ``outbound_http``  HTTP to untrusted servers, with bounds on every answer
+- ``streamed_http``  HTTP for long streamed answers of one server, with bounds too
 """

@@ -1,30 +1,25 @@
 """A provider that speaks OpenAI's chat completions over HTTP: OpenAI, vLLM, Ollama, …
 
 The operator chose it, so its address may be private; its answers are bounded all the
-same (``drivers.outbound_http``). It follows no redirect, which would carry the key and
+same (``drivers.streamed_http``). It follows no redirect, which would carry the key and
 the conversation elsewhere. It has no clock: ``routing`` leaves the block when the time
 is over, and that closes the connection at once.
 
 A failure says what happened without any text of the request, the key or the address:
 clients see it.
-
-The import takes a fifth of a server's startup time; ``open_routing`` imports it only if
-such a provider is set.
 """
 
 from __future__ import annotations
 
 import asyncio
-import io
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
-from contextlib import aclosing, asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager, suppress
 
-import aiohttp
 import msgspec
 
 from holdfast.bounds import KIB
 from holdfast.clock import Clock
-from holdfast.drivers.outbound_http import BoundedConnector, ExcessiveAnswer, open_session
+from holdfast.drivers.streamed_http import HttpAnswer, HttpFailure, HttpServer
 from holdfast.resilience import retry_after_seconds
 from holdfast.streaming.provider_stream import (
     NOT_SSE,
@@ -52,63 +47,54 @@ class OpenAICompatibleProvider:
 
     def __init__(self, name: str, pool: str, base_url: str, key: str, clock: Clock) -> None:
         self.name, self.pool = name, pool
-        self._url = f"{base_url.rstrip('/')}/chat/completions"
         self._clock = clock
-        self._headers = {
+        headers = {
             "Accept": "text/event-stream",
             "Content-Type": "application/json",
             "User-Agent": "Holdfast",
             **({"Authorization": f"Bearer {key}"} if key else {}),
         }
-        self._session: aiohttp.ClientSession | None = None
+        # the pools bound how many streams there are
+        self._server = HttpServer(
+            f"{base_url.rstrip('/')}/chat/completions", headers, _IDLE_SECONDS
+        )
 
     async def close(self) -> None:
-        if self._session is not None:
-            await self._session.close()
+        self._server.close()
 
     @asynccontextmanager
     async def stream(
         self, request: ProviderRequest
     ) -> AsyncIterator[AsyncIterator[Sequence[ProviderChunk]]]:
-        answer = await self._post(_body(request))
+        try:
+            answer = await self._server.post(_body(request))
+        except HttpFailure as failure:
+            raise _failure(failure) from None
         del request  # it may be megabytes, and the stream may take minutes
-        stream = ProviderStream()
         try:
             await self._check(answer)
-            async with aclosing(_chunks(answer.content, stream)) as chunks:
-                yield chunks
-            if stream.ended:
-                await _wait_for_end(answer.content)
+            chunks = _Chunks(answer)
+            yield chunks
+            if chunks.stream.ended:
+                await _wait_for_end(answer)
         finally:
-            answer.close()  # it is reused if its end has come
+            answer.close()
 
-    async def _post(self, body: bytes) -> aiohttp.ClientResponse:
-        if self._session is None:
-            # the pools bound how many streams there are
-            connector = BoundedConnector(limit=0, keepalive_timeout=_IDLE_SECONDS)
-            timeout = aiohttp.ClientTimeout(total=None, sock_connect=None)
-            self._session = open_session(connector, timeout=timeout)
-        try:
-            # a body that is a file is sent in pieces
-            return await self._session.post(
-                self._url, data=io.BytesIO(body), headers=self._headers, allow_redirects=False
-            )
-        except (aiohttp.ClientError, OSError) as error:
-            raise _failure(error) from None
-
-    async def _check(self, answer: aiohttp.ClientResponse) -> None:
+    async def _check(self, answer: HttpAnswer) -> None:
         """ProviderFailed if the answer is not the stream that was asked for."""
+        headers = answer.headers
         if answer.status != 200:
-            retry_after = answer.headers.get("Retry-After", "")
+            retry_after = headers.get(b"retry-after", b"").decode("latin-1")
             raise failure_of_status(
                 answer.status,
-                await _beginning(answer.content),
+                await _beginning(answer),
                 retry_after_seconds(retry_after, self._clock.now()),
             )
-        if answer.headers.get("Content-Encoding", "identity").lower() != "identity":
+        if headers.get(b"content-encoding", b"identity").lower() != b"identity":
             raise _failed("upstream_garbage", "the provider compressed an answer unasked")
-        if answer.content_type != "text/event-stream":
-            error = error_inside(await _beginning(answer.content))
+        media_type = headers.get(b"content-type", b"").partition(b";")[0].strip().lower()
+        if media_type != b"text/event-stream":
+            error = error_inside(await _beginning(answer))
             raise ProviderFailed(error or NOT_SSE)
 
 
@@ -119,55 +105,58 @@ def _body(request: ProviderRequest) -> bytes:
     return b"".join([*parts, b"}"])
 
 
-async def _chunks(
-    content: aiohttp.StreamReader, stream: ProviderStream
-) -> AsyncGenerator[Sequence[ProviderChunk], None]:
-    while data := await _read(content):
-        if chunks := stream.feed(data):
-            yield chunks
-        if stream.error is not None:
-            raise ProviderFailed(stream.error)
-        if stream.ended:
-            return
-    if not stream.finished:
-        raise _failed("upstream_truncated", "the provider's stream ended without its end")
+class _Chunks(AsyncIterator[Sequence[ProviderChunk]]):
+    """The chunks of an answer, as they arrive."""
+
+    __slots__ = ("_answer", "stream")
+
+    def __init__(self, answer: HttpAnswer) -> None:
+        self._answer, self.stream = answer, ProviderStream()
+
+    async def __anext__(self) -> Sequence[ProviderChunk]:
+        stream = self.stream
+        while not stream.ended:
+            if stream.error is not None:
+                raise ProviderFailed(stream.error)
+            try:
+                data = await self._answer.read()
+            except HttpFailure as failure:
+                raise _failure(failure) from None
+            if data:
+                if chunks := stream.feed(data):
+                    return chunks
+            elif stream.finished:
+                break
+            else:
+                raise _failed("upstream_truncated", "the provider's stream ended without its end")
+        raise StopAsyncIteration
 
 
-async def _read(content: aiohttp.StreamReader) -> bytes:
-    """What has arrived; empty at the end."""
-    try:
-        return await content.readany()
-    except (aiohttp.ClientError, OSError) as error:
-        raise _failure(error) from None
-
-
-async def _beginning(content: aiohttp.StreamReader) -> bytes:
+async def _beginning(answer: HttpAnswer) -> bytes:
     """What arrives in a moment, within bounds: enough for an error object."""
     text = bytearray()
-    with suppress(TimeoutError, aiohttp.ClientError, OSError):
+    with suppress(TimeoutError, HttpFailure):
         async with asyncio.timeout(_ANSWER_SECONDS):
-            while len(text) < ANSWER_BYTES_MAX and (
-                piece := await content.read(ANSWER_BYTES_MAX - len(text))
-            ):
+            while len(text) < ANSWER_BYTES_MAX and (piece := await answer.read()):
                 text += piece
-    return bytes(text)
+    return bytes(text[:ANSWER_BYTES_MAX])
 
 
-async def _wait_for_end(content: aiohttp.StreamReader) -> None:
-    with suppress(TimeoutError, aiohttp.ClientError, OSError):
-        async with asyncio.timeout(_END_SECONDS):
-            while await content.readany():
-                pass
+async def _wait_for_end(answer: HttpAnswer) -> None:
+    if not answer.is_complete:
+        with suppress(TimeoutError, HttpFailure):
+            async with asyncio.timeout(_END_SECONDS):
+                while await answer.read():
+                    pass
 
 
-def _failure(error: Exception) -> ProviderFailed:
-    match error:
-        case ExcessiveAnswer() | aiohttp.ClientResponseError():
+def _failure(failure: HttpFailure) -> ProviderFailed:
+    match failure.kind:
+        case "invalid":
             return _failed("upstream_garbage", "the provider's answer is not valid HTTP")
-        case aiohttp.ClientConnectorError():
-            kind = type(error.os_error).__name__
-            return _failed("upstream_unavailable", f"the provider cannot be reached ({kind})")
-        case _:
+        case "unreachable":
+            return _failed("upstream_unavailable", f"the provider cannot be reached ({failure})")
+        case "lost":
             return _failed("upstream_lost", "the connection to the provider broke")
 
 

@@ -35,6 +35,7 @@ from holdfast.streaming.providers.contract import (
     ProviderFailed,
     ProviderRequest,
 )
+from holdfast.streaming.providers.openai_compatible import OpenAICompatibleProvider
 from holdfast.streaming.providers.scripted import ScriptedProvider
 from holdfast.streaming.providers.source import ProviderSource, ProviderStatus
 from holdfast.streaming.reply import ReplyError
@@ -141,8 +142,6 @@ def open_routing(
 def _provider(settings: ProviderSettings, environ: Mapping[str, str], clock: Clock) -> Provider:
     if settings.kind == "scripted":
         return ScriptedProvider(settings.name, settings.pool, settings.script, clock)
-    from holdfast.streaming.providers.openai_compatible import OpenAICompatibleProvider
-
     key = environ.get(settings.key_env, "").strip() if settings.key_env else ""
     if settings.key_env and not (key.isascii() and key.isprintable() and key):
         raise BadSetting(
