@@ -122,6 +122,7 @@ def send_frame(client_message_id: str) -> bytes:
 async def test_message_goes_from_one_client_to_the_other() -> None:
     async with path() as parts:
         alice, bob = await parts.connect(ALICE), await parts.connect(BOB)
+        created = await parts.log.end()
 
         # 1. wire: bytes become a typed frame.
         data = send_frame("c1")
@@ -137,7 +138,7 @@ async def test_message_goes_from_one_client_to_the_other() -> None:
         assert parts.intake.waiting == 0
         await asyncio.sleep(0)
         assert parts.intake.waiting + parts.intake.committing == 1
-        assert await parts.log.end() == START and not alice.take(), "no answer before the commit"
+        assert await parts.log.end() == created and not alice.take(), "no answer before the commit"
 
         # 5. store: one commit numbers the message; only then the sender gets its ack.
         await settle()
@@ -147,8 +148,8 @@ async def test_message_goes_from_one_client_to_the_other() -> None:
         assert (ack["request_id"], ack["payload"]["sequence"]) == ("c1", 1)
 
         # 6. eventlog: the same commit is an entry, in the order all nodes agree on.
-        (entry,), _ = await parts.log.read(START, 10)
-        assert entry.message == page.messages[0]
+        (entry,), _ = await parts.log.read(created, 10)
+        assert entry.what == page.messages[0]
 
         # 7. fanout: both members are connected to this node, so it gets one envelope.
         (envelope,) = parts.envelopes
@@ -165,6 +166,7 @@ async def test_message_goes_from_one_client_to_the_other() -> None:
 async def test_send_beyond_the_default_rules_is_refused_before_the_intake() -> None:
     async with path() as parts:
         alice = await parts.connect(ALICE)
+        created = await parts.log.end()
 
         # Alice has used up her burst, on this connection or on another.
         admitted, _ = parts.entry_points.admit_at_once("send", ALICE, 1_000)
@@ -180,4 +182,4 @@ async def test_send_beyond_the_default_rules_is_refused_before_the_intake() -> N
         assert (refused["request_id"], refused["payload"]["code"]) == ("c1", "RATE_LIMITED")
         assert refused["payload"]["outcome"] == "rejected"
         assert refused["payload"]["retry_after_seconds"] > 0
-        assert await parts.log.end() == START
+        assert await parts.log.end() == created

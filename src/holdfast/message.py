@@ -102,16 +102,45 @@ Outcome = Acked | HoldfastError
 """What became of a send: Acked, Refused or Deferred (not stored), OutcomeUnknown."""
 
 
+class ChatCreated(Struct, frozen=True, gc=False):
+    """A chat was created with these users."""
+
+    members: tuple[str, ...]
+
+
+class EpochRaised(Struct, frozen=True, gc=False):
+    """A chat's numbering was repaired: its entry has the new epoch, ``head`` is the
+    last sequence that the new epoch keeps.
+    """
+
+    head: int
+
+
+class AllEpochsRaised(Struct, frozen=True, gc=False):
+    """Every epoch was raised to at least ``base``, because commits may be lost. Its
+    entry is of no chat, and every shard has one.
+    """
+
+    base: int
+
+
+LogEvent = ChatCreated | EpochRaised | AllEpochsRaised
+"""What an entry of the log without a sequence says; a chat's first message is 1."""
+
+
 class LogEntry(Struct, frozen=True, gc=False):
-    """One committed message in the event log; ``offset`` counts within its ``shard``.
-    ``epoch``: the chat's when the entry was read from the store.
+    """One commit's entry in the event log; ``offset`` rises within its ``shard``.
+
+    ``epoch`` is the chat's when the entry was committed or read from the store: an
+    entry that is read late may have a later epoch than it was committed in.
     """
 
     shard: int
     offset: int
     tenant: str
+    chat_id: str
     epoch: int
-    message: Message
+    what: Message | LogEvent
 
 
 class Page(Struct, frozen=True):

@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import apsw
 import pytest
-from store_rigs import ANN, acked, act, create, draft, send
+from store_rigs import ANN, acked, act, create, draft, operator, send
 
 from holdfast.errors import UnreadableEvent
-from holdfast.eventlog.contract import START, Position
+from holdfast.eventlog.contract import START, LogLost, Position
 from holdfast.eventlog.memory import MemoryEventLog
 from holdfast.eventlog.sqlite import TAIL_ENTRIES_MAX, SqliteEventLog
-from holdfast.message import LogEntry, Message
-from holdfast.store.commands import Redact
+from holdfast.message import ChatCreated, EpochRaised, LogEntry, Message
+from holdfast.store.commands import RaiseEpoch, RecoverChat, Redact
 from holdfast.store.memory import MemoryStore
 from holdfast.store.sqlite import SqliteStore
 
@@ -67,6 +67,10 @@ async def read_all(log: Any, after: int = 0, limit: int = 3) -> list[LogEntry]:
     return entries
 
 
+def texts(entries: Sequence[LogEntry]) -> list[str]:
+    return [e.what.content for e in entries if isinstance(e.what, Message)]
+
+
 @pytest.mark.covers("001 event: `event_type`, `event_id`, `event_time`, `partition_key`, `payload`")
 @on_every_log
 async def test_offsets_rise_in_commit_order_and_nothing_is_missing(store: Any, log: Any) -> None:
@@ -78,8 +82,9 @@ async def test_offsets_rise_in_commit_order_and_nothing_is_missing(store: Any, l
     assert [e.offset for e in entries] == sorted({e.offset for e in entries})
     assert {e.shard for e in entries} == {0}
     for chat_id in ("chat_a", "chat_b"):
-        sequences = [e.message.sequence for e in entries if e.message.chat_id == chat_id]
-        assert sequences == list(range(1, len(sequences) + 1))
+        created, *messages = [e.what for e in entries if e.chat_id == chat_id]
+        assert created == ChatCreated(("ann",)), "creation comes first and has no sequence"
+        assert [m.sequence for m in messages] == list(range(1, len(messages) + 1))
     assert await log.end() == at(entries[-1].offset)
     assert {e.tenant for e in entries} == {"default"}
 
@@ -100,7 +105,7 @@ async def test_reading_goes_on_after_any_position_and_stops_at_its_limit(
     for n in range(7):
         await send(store, f"k{n}")
     everything = await read_all(log, limit=100)
-    for start in range(7):
+    for start in range(8):
         after = at(everything[start].offset)
         page, _ = await log.read(after, 2)
         assert list(page) == everything[start + 1 : start + 3]
@@ -109,11 +114,37 @@ async def test_reading_goes_on_after_any_position_and_stops_at_its_limit(
 
 
 @on_every_log
+async def test_raised_epoch_is_an_entry_of_the_new_epoch(store: Any, log: Any) -> None:
+    await create(store, "bob")
+    await send(store, "k")
+    await store.change(RaiseEpoch(operator(), "chat_a", 1))
+    await send(store, "l")
+    await store.change(RecoverChat(operator(), "chat_a"))
+    entries = await read_all(log)
+    created, first, raised, second, recovered = entries
+    assert (created.epoch, created.what) == (1, ChatCreated(("ann", "bob")))
+    assert texts([first, second]) == ["hello", "hello"]
+    assert (raised.epoch, raised.what) == (2, EpochRaised(1))
+    assert (recovered.epoch, recovered.what) == (3, EpochRaised(2))
+    assert {e.chat_id for e in entries} == {"chat_a"}
+
+
+@on_every_log
+async def test_position_beyond_the_end_is_lost(store: Any, log: Any) -> None:
+    await create(store)
+    end = await log.end()
+    for lost in (end.moved(0, end.offset(0) + 1), at(1_000)):
+        with pytest.raises(LogLost):
+            await log.read(lost, 10)
+    assert (await log.read(end, 10))[0] == [], "the end itself is not lost"
+
+
+@on_every_log
 async def test_waiting_returns_when_something_is_committed_and_at_once_if_it_already_is(
     store: Any, log: Any
 ) -> None:
     await create(store)
-    waiting = asyncio.create_task(log.wait(START))
+    waiting = asyncio.create_task(log.wait(await log.end()))
     await asyncio.sleep(0)
     assert not waiting.done()
     await send(store, "k")
@@ -150,9 +181,9 @@ async def test_what_was_redacted_is_not_read_from_memory(adapter: str, tmp_path:
         for n in range(3):
             acked(await send(store, f"k{n}", f"secret {n}"))
         await store.change(Redact(act(ANN), "chat_a", 2))
-        assert [e.message.content for e in await read_all(log)] == ["secret 0", "", "secret 2"]
+        assert texts(await read_all(log)) == ["secret 0", "", "secret 2"]
         acked(await send(store, "k4", "more"))
-        assert [e.message.content for e in await read_all(log, 2)] == ["secret 2", "more"]
+        assert texts(await read_all(log, 3)) == ["secret 2", "more"]
 
 
 async def test_the_tail_stays_within_its_bounds_and_the_usual_reader_touches_no_disk(
@@ -168,7 +199,7 @@ async def test_the_tail_stays_within_its_bounds_and_the_usual_reader_touches_no_
             log._source = None  # type: ignore[assignment]  # whoever keeps up must not need it
             entries, position = await log.read(position, 100)
             log._source = store
-            assert len(entries) == 10
+            assert len(texts(entries)) == 10
 
 
 @pytest.mark.covers("000 3.1 poison pill: send to DLQ, continue")
@@ -187,17 +218,14 @@ async def test_an_entry_that_makes_no_sense_is_named_and_those_around_it_are_rea
     damaged.close()
     async with SqliteStore(tmp_path / "chats.db") as store:
         log = SqliteEventLog(store)
-        assert [e.message.content for e in (await log.read(at(end - 4), 10))[0]] == [
-            "text 0",
-            "text 1",
-        ]
+        assert texts((await log.read(at(end - 4), 10))[0]) == ["text 0", "text 1"]
         with pytest.raises(UnreadableEvent) as caught:
             await log.read(at(end - 2), 10)
         assert (caught.value.shard, caught.value.offset) == (
             0,
             end - 1,
         ) and b"k2" in caught.value.data
-        assert [e.message.content for e in (await log.read(at(end - 1), 10))[0]] == ["text 3"]
+        assert texts((await log.read(at(end - 1), 10))[0]) == ["text 3"]
 
 
 class SlowSource:
@@ -228,7 +256,7 @@ async def test_an_end_that_was_read_before_a_commit_hides_it_from_nobody(announc
     asking = asyncio.create_task(log.end())
     await asyncio.sleep(0)
     source.end = 6
-    source.listener([LogEntry(0, 6, "default", 1, TEXT)] if announced else [])
+    source.listener([LogEntry(0, 6, "default", "chat_a", 1, TEXT)] if announced else [])
     source.gate.set()
     assert await asking == at(6)
     await asyncio.wait_for(log.wait(at(5)), 5)
@@ -239,7 +267,7 @@ def test_positions_compare_shard_by_shard() -> None:
     assert here.moved(0, 5) == Position((5, 7))
     assert here.moved(3, 1) == Position((4, 7, 0, 1))
     assert (here.offset(1), here.offset(9)) == (7, 0)
-    assert here.includes(LogEntry(1, 7, "default", 1, TEXT))
-    assert not here.includes(LogEntry(0, 7, "default", 1, TEXT))
+    assert here.includes(LogEntry(1, 7, "default", "chat_a", 1, TEXT))
+    assert not here.includes(LogEntry(0, 7, "default", "chat_a", 1, TEXT))
     assert Position((1, 8)).is_beyond(here) and not Position((4, 7)).is_beyond(here)
     assert not START.is_beyond(START)

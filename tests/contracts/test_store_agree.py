@@ -13,7 +13,7 @@ import pytest
 from store_rigs import AT, MemoryRig, SqliteRig
 
 from holdfast.errors import HoldfastError
-from holdfast.message import Draft, LogEntry, User, Watermark
+from holdfast.message import ChatCreated, Draft, EpochRaised, LogEntry, User, Watermark
 from holdfast.store.commands import (
     AddMember,
     ChangeBan,
@@ -168,14 +168,18 @@ async def everything(store: Any) -> list[Any]:
     return seen
 
 
-def members_by_the_log(
-    created: dict[str, set[str]], commits: list[list[LogEntry]]
-) -> dict[str, set[str]]:
-    """Who is in which chat, for somebody who saw the creations and reads the log."""
-    members = {chat_id: set(users) for chat_id, users in created.items()}
-    muted: dict[str, set[str]] = {chat_id: set() for chat_id in created}
-    for message in (entry.message for entries in commits for entry in entries):
-        if message.kind == "event":
+def members_by_the_log(commits: list[list[LogEntry]]) -> dict[str, set[str]]:
+    """Who is in which chat, for somebody who only reads the log."""
+    members: dict[str, set[str]] = {}
+    muted: dict[str, set[str]] = {}
+    for entry in (entry for entries in commits for entry in entries):
+        message = entry.what
+        if isinstance(message, ChatCreated):
+            assert entry.chat_id not in members and entry.epoch == 1
+            members[entry.chat_id], muted[entry.chat_id] = set(message.members), set()
+        elif isinstance(message, EpochRaised):
+            assert entry.epoch > 1
+        elif message.kind == "event":
             event = msgspec.json.decode(message.content, type=MembershipEvent)
             if event.event == "member_added" and event.user_id:
                 members[message.chat_id].add(event.user_id)
@@ -201,15 +205,13 @@ async def test_the_member_set_is_exact_at_each_place_of_the_log(seed: int) -> No
     rig.limits = LIMITS
     async with rig.open() as store:
         commits: list[list[LogEntry]] = []
-        created: dict[str, set[str]] = {}
         store.on_commit(lambda entries: commits.append(list(entries)))
         steps = Steps(seed)
         for _ in range(2 * STEPS):
             await steps.one(store, rig)
-            for chat_id in set(await store.heads(CHATS)) - set(created):
-                created[chat_id] = {m.user_id for m in await store.members(chat_id)}
-        by_the_log = members_by_the_log(created, commits)
-        for chat_id in created:
+        by_the_log = members_by_the_log(commits)
+        assert by_the_log.keys() == (await store.heads(CHATS)).keys()
+        for chat_id in by_the_log:
             members = {m.user_id: m.role for m in await store.members(chat_id)}
             assert by_the_log[chat_id] == set(members)
             assert not members.keys() & {ban.user_id for ban in await store.bans(chat_id)}, (

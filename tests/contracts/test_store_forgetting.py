@@ -179,7 +179,8 @@ async def test_what_older_versions_redacted_loses_its_hash_and_nothing_else_does
     connection = apsw.Connection(str(rig.path))
     connection.execute(
         "UPDATE messages SET content = '' WHERE sequence = 2; DELETE FROM schema_version WHERE"
-        " version > 2;DROP TABLE bans; DROP VIEW member_values; DROP TABLE mutes;DROP INDEX"
+        " version > 2;DROP VIEW log_values; DROP TABLE log_events;DROP TABLE bans; DROP VIEW"
+        " member_values; DROP TABLE mutes;DROP INDEX"
         " members_by_invitation; ALTER TABLE members DROP COLUMN invited"
     )
     connection.close()

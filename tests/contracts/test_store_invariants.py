@@ -20,7 +20,7 @@ import pytest
 from store_rigs import ANN, BOB, CARL, MemoryRig, Rig, SqliteRig, act, create, draft, operator
 
 from holdfast.errors import HoldfastError, OutcomeUnknown
-from holdfast.message import Acked, Draft, LogEntry
+from holdfast.message import Acked, Draft, LogEntry, Message
 from holdfast.store.commands import AddMember, RecoverChat, Redact, RemoveMember
 from holdfast.verify.history import (
     ChatAtEnd,
@@ -60,10 +60,11 @@ class Workload:
 
     def committed(self, entries: list[LogEntry]) -> None:
         for entry in entries:
-            message = entry.message
-            self.recorder.note(
-                CommitSeen(at=self.now(), chat_id=message.chat_id, sequence=message.sequence)
-            )
+            if isinstance(entry.what, Message):
+                sequence = entry.what.sequence
+                self.recorder.note(
+                    CommitSeen(at=self.now(), chat_id=entry.chat_id, sequence=sequence)
+                )
 
     async def run(self) -> History:
         for user in (ANN, BOB, CARL):

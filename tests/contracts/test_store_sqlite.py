@@ -210,8 +210,8 @@ def test_a_send_that_cannot_be_written_fails_alone(tmp_path: Path) -> None:
         outcomes = await store.append([draft("1"), draft("2", "poison"), draft("3"), draft("3")])
         assert [type(o) for o in outcomes] == [Acked, InternalError, Acked, Acked]
         assert [acked(outcomes[n]).sequence for n in (0, 2, 3)] == [1, 2, 2]
-        assert [e.message.sequence for e in heard] == [1, 2]
-        assert [e.offset for e in heard] == [1, 2]
+        assert [e.what.sequence for e in heard] == [1, 2]
+        assert [e.offset for e in heard] == [2, 3]
         assert not (await store.chat("chat_a")).halted
 
     with_store(tmp_path, scenario)
@@ -332,7 +332,7 @@ def test_cancelled_send_may_have_happened_and_listeners_are_notified(
         gate.open()
         again = await send(store, "k")
         assert again.deduplicated
-        assert [e.message for e in heard] == [acked(again)]
+        assert [e.what for e in heard] == [acked(again)]
 
     with_store(tmp_path, scenario)
 
@@ -643,7 +643,7 @@ def test_a_group_that_was_unknown_and_is_stored_after_all_stands_in_the_log(tmp_
         await asyncio.wait_for(reader, 10)
         assert await log.end() == before.moved(0, before.offset(0) + 1)
         acked(await send(store, "last"))
-        keys = [entry.message.client_message_id for entry in (await log.read(before, 10))[0]]
+        keys = [entry.what.client_message_id for entry in (await log.read(before, 10))[0]]
         assert first.sequence == 1 and keys == ["unknown", "last"]
 
     try:

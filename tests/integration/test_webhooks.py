@@ -105,7 +105,7 @@ async def test_message_redacted_or_removed_before_delivery_is_not_sent(
         assert all(b'"hi"' not in job.payload for job in waiting), (
             "a job names its message, it does not carry it"
         )
-        stage.log.now["c1", 2] = msgspec.structs.replace(stage.log.entries[1].message, content="")
+        stage.log.now["c1", 2] = msgspec.structs.replace(stage.log.entries[1].what, content="")
         stage.log.now["c1", 3] = None
         let_through.set()
         await until(lambda: bool(receiver.calls) and receiver.sequences()[-1] == 4)

@@ -58,10 +58,9 @@ async def note_log(record: Recorder, log: EventLog) -> None:
     entries, after = await log.read(START, _BATCH)
     while entries:
         for entry in entries:
-            message = entry.message
-            record.note(
-                Logged(position=entry.offset, chat_id=message.chat_id, sequence=message.sequence)
-            )
+            if isinstance(entry.what, Message):
+                sequence = entry.what.sequence
+                record.note(Logged(position=entry.offset, chat_id=entry.chat_id, sequence=sequence))
         entries, after = await log.read(after, _BATCH)
     record.note(LogAtEnd(position=after.offset(0)))
 

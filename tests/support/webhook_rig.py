@@ -45,7 +45,7 @@ def entry(position: int, chat: str = "c1", tenant: str = "acme") -> LogEntry:
         "text/plain",
         "2026-01-01",
     )
-    return LogEntry(0, position, tenant, 1, text)
+    return LogEntry(0, position, tenant, text.chat_id, 1, text)
 
 
 @dataclass
@@ -83,9 +83,9 @@ class Log:
             (chat_id, sequence),
             next(
                 (
-                    e.message
+                    e.what
                     for e in self.entries
-                    if (e.message.chat_id, e.message.sequence) == (chat_id, sequence)
+                    if (e.chat_id, e.what.sequence) == (chat_id, sequence)
                 ),
                 None,
             ),

@@ -142,7 +142,7 @@ async def test_what_is_committed_reaches_every_gateway_with_a_member() -> None:
         await bench.send("a", "b")
         await asyncio.sleep(0.01)
         assert bench.got == {"east": [(CHAT, 1), (CHAT, 2)], "west": [(CHAT, 1), (CHAT, 2)]}
-        assert bench.fanout.position == await bench.log.end() == Position((2,))
+        assert bench.fanout.position == await bench.log.end() == Position((3,))
 
 
 async def test_each_message_is_delivered_with_the_proof_of_its_cursor() -> None:
@@ -197,7 +197,7 @@ async def test_graceful_fanout_at_most_three_tries_then_skip() -> None:
         await bench.send("b")
         await asyncio.sleep(10)
         assert bench.got["west"] == [(CHAT, 2)], "what was skipped is not queued for later"
-        assert bench.fanout.position == Position((2,))
+        assert bench.fanout.position == Position((3,))
 
 
 async def test_a_transient_error_that_passes_costs_nothing() -> None:
@@ -216,7 +216,7 @@ async def test_a_send_that_hangs_is_skipped_and_not_tried_again() -> None:
         await bench.send("a")
         await asyncio.sleep(1.1)
         assert [gateway for gateway, _ in bench.link.tries] == ["east", "west"]
-        assert bench.fanout.position == Position((1,))
+        assert bench.fanout.position == Position((2,))
         assert metric("fanout_delivery_skipped_total", reason="timeout") == skipped + 1
 
 
@@ -251,12 +251,12 @@ async def test_without_the_registry_local_connections_are_served() -> None:
 @pytest.mark.covers("000 3.1 poison pill: send to DLQ, continue")
 async def test_undecodable_entry_becomes_a_dead_letter_and_reading_continues() -> None:
     async with running() as bench:
-        bench.log.bad = 2
+        bench.log.bad = 3
         await bench.send("a", "b", "c")
         await asyncio.sleep(0.01)
         assert bench.got["east"] == [(CHAT, 1), (CHAT, 3)]
         (letter,) = await bench.letters.read(10)
-        assert (letter.offset, letter.reason, letter.data) == (2, "undecodable", b"\xff")
+        assert (letter.offset, letter.reason, letter.data) == (3, "undecodable", b"\xff")
 
 
 async def test_dead_letters_are_bounded_and_the_newest_stay() -> None:
@@ -339,8 +339,8 @@ async def test_an_event_that_trips_a_defect_of_ours_is_put_aside_alone() -> None
         await asyncio.sleep(2)
         assert bench.got["west"] == [(CHAT, 1), (CHAT, 2)]
         (letter,) = await bench.letters.read(10)
-        assert (letter.offset, letter.reason) == (2, "defect")
-        assert bench.fanout.position == Position((3,))
+        assert (letter.offset, letter.reason) == (4, "defect")
+        assert bench.fanout.position == Position((5,))
 
 
 async def test_failed_member_load_delays_a_batch_once_and_never_known_chats() -> None:
@@ -429,7 +429,7 @@ def test_under_random_faults_nobody_gets_a_message_twice_in_a_row_or_out_of_orde
         await asyncio.sleep(5)
         for got in bench.got.values():
             assert got == sorted(got) and got[-1] == (CHAT, 41)
-        assert bench.fanout.position == Position((41,))
+        assert bench.fanout.position == Position((42,))
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
 

@@ -105,7 +105,7 @@ def message(position: int, sender: User, chat_id: str = CHAT) -> LogEntry:
         "text/plain",
         "now",
     )
-    return LogEntry(0, position, sender.tenant, 1, text)
+    return LogEntry(0, position, sender.tenant, text.chat_id, 1, text)
 
 
 def mark(

@@ -20,7 +20,7 @@ def entry(
     message = Message(
         f"msg_{position}", chat_id, sequence, kind, "anna", None, content, "text/plain", "now"
     )  # type: ignore[arg-type]
-    return LogEntry(0, position, "default", 1, message)
+    return LogEntry(0, position, "default", chat_id, 1, message)
 
 
 def event(

@@ -200,7 +200,7 @@ def entry(position: int, chat_id: str, sequence: int, sender: str = "ann") -> Lo
     message = Message(
         f"m{position}", chat_id, sequence, "text", sender, f"k{position}", "x", "text/plain", "now"
     )
-    return LogEntry(0, position, "t", 1, message)
+    return LogEntry(0, position, "t", message.chat_id, 1, message)
 
 
 @given(

@@ -1,8 +1,11 @@
 """The event log: the order on which every node agrees. Adapters: memory, sqlite.
 
 A log has one or more shards, and all entries of a chat are in one of them. Offsets rise
-in commit order within a shard, and between two entries of one chat nothing of that chat
-is missing. An embedded log has shard 0 only.
+in commit order within a shard, not always by one, and between two entries of one chat
+nothing of that chat is missing. An embedded log has shard 0 only.
+
+Besides messages the log has entries without a sequence (``message.LogEvent``): the
+creation of a chat and the raise of an epoch, each in the commit that it is about.
 
 Reading is at-least-once: each reader keeps its own ``Position`` and moves it after it
 has acted; the log stores no positions.
@@ -18,6 +21,13 @@ from msgspec import Struct
 from holdfast.message import LogEntry
 
 
+class LogLost(Exception):
+    """What follows a position cannot be read: the position is gone from the log, beyond
+    its end, or of another epoch base. Take the log's end, and what was missed from the
+    store.
+    """
+
+
 class Position(Struct, frozen=True):
     """How far a reader has read: the offset of its last entry in each shard. (Pure.)
 
@@ -27,6 +37,10 @@ class Position(Struct, frozen=True):
 
     offsets: tuple[int, ...] = (0,)
     """By shard; 0 is before the first entry."""
+    base: int = 0
+    """The epoch base of the log, if it has one: a failover may lose entries, and gives
+    their offsets to others under a higher base.
+    """
 
     def offset(self, shard: int) -> int:
         return self.offsets[shard] if shard < len(self.offsets) else 0
@@ -35,14 +49,18 @@ class Position(Struct, frozen=True):
         """This position with another offset in one shard."""
         offsets = [*self.offsets, *(0 for _ in range(len(self.offsets), shard + 1))]
         offsets[shard] = offset
-        return Position(tuple(offsets))
+        return Position(tuple(offsets), self.base)
 
     def includes(self, entry: LogEntry) -> bool:
         return entry.offset <= self.offset(entry.shard)
 
     def is_beyond(self, end: Position) -> bool:
-        """Whether a shard is read further than to ``end``."""
-        return any(offset > end.offset(shard) for shard, offset in enumerate(self.offsets))
+        """Whether this is no position before ``end`` in the same log: a shard is read
+        further, or the base is another.
+        """
+        return self.base != end.base or any(
+            offset > end.offset(shard) for shard, offset in enumerate(self.offsets)
+        )
 
 
 START = Position()
@@ -58,23 +76,26 @@ class EventLog(Protocol):
 
     async def read(self, after: Position, limit: int) -> tuple[Sequence[LogEntry], Position]:
         """Up to ``limit`` entries past ``after``, in order, and the position behind
-        them; may be empty.
+        them.
 
-        Raises Unavailable if the log cannot be read now, and UnreadableEvent if the
-        first entry cannot be decoded. An undecodable entry further on ends the result
-        before it, so that the next read raises.
+        It may be empty, also if the position moved: entries without a sequence of a
+        kind that this version does not know are left out and counted. Raises LogLost,
+        Unavailable if the log cannot be read now, and UnreadableEvent if the first
+        entry cannot be decoded. An undecodable entry further on ends the result before
+        it, so that the next read raises.
         """
         ...
 
     async def wait(self, after: Position) -> None:
         """Return when an entry past ``after`` may exist. Cancel-safe.
 
-        It may return early, never late.
+        It may return early, never late. A reader reads before it waits: only ``read``
+        says that ``after`` is lost.
         """
         ...
 
     async def lag(self, after: Position) -> int:
-        """How many entries follow ``after``."""
+        """How many entries follow ``after``, at most: offsets may skip numbers."""
         ...
 
 

@@ -6,7 +6,7 @@ import asyncio
 from bisect import bisect_right
 from collections.abc import Sequence
 
-from holdfast.eventlog.contract import START, Position
+from holdfast.eventlog.contract import START, LogLost, Position
 from holdfast.message import LogEntry
 
 
@@ -26,6 +26,8 @@ class MemoryEventLog:
         return START.moved(0, self._end)
 
     async def read(self, after: Position, limit: int) -> tuple[Sequence[LogEntry], Position]:
+        if after.offset(0) > self._end:
+            raise LogLost
         first = bisect_right(self._offsets, after.offset(0))
         entries = self._entries[first : first + limit]
         return entries, after.moved(0, entries[-1].offset) if entries else after

@@ -1,4 +1,4 @@
-"""The embedded event log: the store's message table in commit order.
+"""The embedded event log: the store's messages and log events in commit order.
 
 The newest entries are also kept in memory, the *tail*, so that a reader that keeps up
 never reads from disk; a reader that has fallen behind reads the table. A redaction
@@ -14,8 +14,8 @@ from collections.abc import Sequence
 from operator import attrgetter
 
 from holdfast.bounds import MIB
-from holdfast.eventlog.contract import START, CommitSource, Position
-from holdfast.message import LogEntry
+from holdfast.eventlog.contract import START, CommitSource, LogLost, Position
+from holdfast.message import LogEntry, Message
 
 TAIL_ENTRIES_MAX = 4_096
 TAIL_CONTENT_BYTES_MAX = 16 * MIB
@@ -68,6 +68,12 @@ class SqliteEventLog:
         else:
             first = bisect_right(self._tail, offset, key=_offset)
             entries = self._tail[first : first + limit]
+        if (
+            not entries
+            and offset > await self._end_offset()
+            and offset > await self._source.log_end()  # a commit may not be announced yet
+        ):
+            raise LogLost
         return entries, after.moved(0, entries[-1].offset) if entries else after
 
     async def wait(self, after: Position) -> None:
@@ -89,7 +95,7 @@ class SqliteEventLog:
         if self._floor is None:
             self._floor = entries[0].offset - 1
         self._tail.extend(entries)
-        self._tail_bytes += sum(len(entry.message.content) for entry in entries)
+        self._tail_bytes += _content_bytes(entries)
         self._end = entries[-1].offset
         if len(self._tail) > self._entries_max or self._tail_bytes > self._content_bytes_max:
             self._forget(max(len(self._tail) // 2, len(self._tail) - self._entries_max))
@@ -98,4 +104,8 @@ class SqliteEventLog:
         """Drop the oldest ``count`` entries of the tail."""
         self._floor = self._tail[count - 1].offset
         del self._tail[:count]
-        self._tail_bytes = sum(len(entry.message.content) for entry in self._tail)
+        self._tail_bytes = _content_bytes(self._tail)
+
+
+def _content_bytes(entries: Sequence[LogEntry]) -> int:
+    return sum(len(entry.what.content) for entry in entries if isinstance(entry.what, Message))

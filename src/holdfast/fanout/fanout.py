@@ -29,7 +29,7 @@ from holdfast.fanout.contract import Envelope, Link, MessageRun, Registry
 from holdfast.fanout.dead_letters import DATA_BYTES_MAX, DeadLetter, DeadLetters
 from holdfast.fanout.members import Members
 from holdfast.fanout.routing import Gaps, envelopes, recipients, route, undeliverable
-from holdfast.message import Cursor, LogEntry, User
+from holdfast.message import Cursor, LogEntry, Message, User
 from holdfast.resilience import Backoff
 
 T = TypeVar("T")
@@ -126,7 +126,8 @@ class Fanout:
     async def _batch(self) -> None:
         entries, reached = await self._read()
         if not entries:
-            await self._deps.log.wait(self.position)
+            self.position = reached
+            await self._deps.log.wait(reached)
             return
         self._watch(entries)
         if missing := self._gaps.missing(entries):
@@ -180,7 +181,9 @@ class Fanout:
                 )
 
     async def _deliver_batch(self, entries: Sequence[LogEntry]) -> None:
-        chats = {entry.message.chat_id: entry.tenant for entry in entries}
+        chats = {
+            entry.chat_id: entry.tenant for entry in entries if isinstance(entry.what, Message)
+        }
         before = await self._members_of(chats)
         after = dict(before)
         runs, unknown, unreadable = route(map(self._with_proof, entries), after)
@@ -203,11 +206,13 @@ class Fanout:
         """Add the cursor proof: once per message, not per connection, because the frame
         too is encoded only once.
         """
-        message = entry.message
+        message = entry.what
+        if not isinstance(message, Message):
+            return entry
         proof = self._deps.proofs.of(
-            entry.tenant, message.chat_id, Cursor(entry.epoch, message.sequence)
+            entry.tenant, entry.chat_id, Cursor(entry.epoch, message.sequence)
         )
-        return replace(entry, message=replace(message, proof=proof))
+        return replace(entry, what=replace(message, proof=proof))
 
     async def _members_of(self, chats: Mapping[str, str]) -> dict[str, frozenset[User]]:
         """The members of each chat that are known or can be loaded. After a failed load
@@ -302,5 +307,7 @@ class Fanout:
         if len(entries) == self._read_entries_max:
             behind = await self._patiently(lambda: self._deps.log.lag(self.position))
         telemetry.fanout_lag(behind)
-        stamped = datetime.fromisoformat(entries[0].message.created_at).timestamp()
-        telemetry.delivery_lag(max(self._clock.now() - stamped, 0.0))
+        oldest = next((e.what for e in entries if isinstance(e.what, Message)), None)
+        if oldest is not None:
+            stamped = datetime.fromisoformat(oldest.created_at).timestamp()
+            telemetry.delivery_lag(max(self._clock.now() - stamped, 0.0))

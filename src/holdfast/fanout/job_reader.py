@@ -98,7 +98,7 @@ class JobReader(ABC):
             await self.mark(reached)
             return reached
         if not entries:
-            return position
+            return reached
         drafts = await self.drafts(entries, position)
         self._unmarked += len(entries)
         if drafts or self._unmarked >= UNMARKED_MAX:

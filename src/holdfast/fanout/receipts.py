@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import OrderedDict, deque
 from collections.abc import Iterable, Iterator
 
-from holdfast.message import LogEntry, User, Watermark
+from holdfast.message import LogEntry, Message, User, Watermark
 from holdfast.wire.frames import Receipt
 
 MAX_CHATS = 10_000
@@ -30,8 +30,8 @@ class Receipts:
     def on_entries(self, entries: Iterable[LogEntry]) -> None:
         """Remember who sent these messages."""
         for entry in entries:
-            message = entry.message
-            if message.kind != "text":
+            message = entry.what
+            if not isinstance(message, Message) or message.kind != "text":
                 continue
             recent = self._senders.get(message.chat_id)
             if recent is None:

@@ -17,7 +17,7 @@ from collections.abc import Iterable, Mapping, MutableMapping, Sequence, Set
 from typing import NamedTuple
 
 from holdfast.fanout.contract import Envelope, MessageRun
-from holdfast.message import LogEntry, User
+from holdfast.message import LogEntry, Message, User
 from holdfast.store.commands import membership_event
 
 
@@ -48,15 +48,17 @@ def route(
     unknown = 0
     unreadable: list[LogEntry] = []
     for entry in entries:
-        message = entry.message
-        chat_id = message.chat_id
+        message = entry.what
+        if not isinstance(message, Message):
+            continue
+        chat_id = entry.chat_id
         before = members.get(chat_id)
         if before is None:
             unknown += 1
             continue
         during = after = before
         if message.kind == "event":
-            audience = _audience(entry, before)
+            audience = _audience(entry.tenant, message, before)
             if audience is None:
                 unreadable.append(entry)
             else:
@@ -74,20 +76,20 @@ def route(
         if after is not before:
             members[chat_id] = after
     for entry in unreadable:
-        members.pop(entry.message.chat_id, None)
+        members.pop(entry.chat_id, None)
     return RoutingResult(found, unknown, unreadable)
 
 
 def _audience(
-    entry: LogEntry, before: frozenset[User]
+    tenant: str, message: Message, before: frozenset[User]
 ) -> tuple[frozenset[User], frozenset[User]] | None:
     """Who gets an event, and who gets what follows it; None if it cannot be read."""
-    event = membership_event(entry.message)
+    event = membership_event(message)
     if event is None:
         return None
     if event.user_id is None:
         return before, before
-    user = User(entry.tenant, event.user_id)
+    user = User(tenant, event.user_id)
     if event.event == "member_added":
         after = before if user in before else before | {user}
         return after, after
@@ -161,7 +163,9 @@ class Gaps:
         missing = 0
         newest = self._newest
         for entry in entries:
-            message = entry.message
+            message = entry.what
+            if not isinstance(message, Message):
+                continue
             last = newest.get(message.chat_id)
             if last is None:
                 if len(newest) >= self._max_chats:

@@ -16,7 +16,16 @@ from msgspec.structs import replace
 
 from holdfast.bounds import positive
 from holdfast.errors import ChatHalted, Forbidden, KeyReused, NotAMember, NotFound
-from holdfast.message import Ban, Chat, Member, Message, Mute
+from holdfast.message import (
+    Ban,
+    Chat,
+    ChatCreated,
+    EpochRaised,
+    LogEvent,
+    Member,
+    Message,
+    Mute,
+)
 from holdfast.store.commands import (
     AddMember,
     ChangeBan,
@@ -175,6 +184,13 @@ def event_message(plan: ChangePlan, act: CommandContext, sequence: int) -> Messa
         content_type="application/json",
         created_at=act.at,
     )
+
+
+def log_events(plan: ChangePlan) -> list[LogEvent]:
+    """The entries without a sequence that the plan leaves in the log."""
+    if plan.create:
+        return [ChatCreated(tuple(member.user_id for member in plan.put))]
+    return [EpochRaised(plan.chat.head)] if plan.raised else []
 
 
 def unknown_chat(chat_id: str) -> NotFound:

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from holdfast.clock import Clock, timestamp
 from holdfast.eventlog.contract import EventLog, Position
 from holdfast.fanout.job_reader import JobReader
-from holdfast.message import LogEntry
+from holdfast.message import LogEntry, Message
 from holdfast.webhooks.contract import WebhookEndpoint, WebhookEndpoints
 from holdfast.webhooks.delivery import DeliveryNotice, draft_of
 from holdfast.work.contract import WorkStore
@@ -39,8 +39,8 @@ class WebhookReader(JobReader):
         return [
             draft
             for entry in entries
-            if entry.tenant in by_tenant
-            for draft in self._drafts(entry, by_tenant[entry.tenant], at)
+            if entry.tenant in by_tenant and isinstance(entry.what, Message)
+            for draft in self._drafts(entry, entry.what, by_tenant[entry.tenant], at)
         ]
 
     async def _by_tenant(self, position: Position) -> dict[str, list[WebhookEndpoint]]:
@@ -63,17 +63,17 @@ class WebhookReader(JobReader):
         return known
 
     def _drafts(
-        self, entry: LogEntry, endpoints: Sequence[WebhookEndpoint], at: str
+        self, entry: LogEntry, message: Message, endpoints: Sequence[WebhookEndpoint], at: str
     ) -> list[JobDraft]:
         """The jobs of one entry: none for endpoints that were added after it.
 
         Positions decide. Times decide only for entries before the endpoint was first
         seen, so a clock that is set back costs no message.
         """
-        about = (entry.message.chat_id, entry.message.sequence, entry.message.message_id)
+        about = (entry.chat_id, message.sequence, message.message_id)
         return [
             draft_of(DeliveryNotice(each.endpoint_id, entry.tenant, at, *about))
             for each in endpoints
             if not self._noticed[each.endpoint_id].includes(entry)
-            or each.created_at <= entry.message.created_at
+            or each.created_at <= message.created_at
         ]

@@ -21,7 +21,7 @@ from holdfast.client.settings import ClientSettings
 from holdfast.clock import Ids, timestamp, wait_at_most
 from holdfast.errors import HoldfastError
 from holdfast.ingest.send_queue import IntakeSettings
-from holdfast.message import Cursor, LogEntry, User
+from holdfast.message import Cursor, LogEntry, Message, User
 from holdfast.store.commands import (
     AddMember,
     ChangeBan,
@@ -423,9 +423,10 @@ class World:
 
     def _committed(self, entries: Sequence[LogEntry]) -> None:
         for entry in entries:
-            message = entry.message
-            at = self.clock.monotonic()
-            self.record.note(CommitSeen(at=at, chat_id=message.chat_id, sequence=message.sequence))
+            if isinstance(entry.what, Message):
+                sequence = entry.what.sequence
+                at = self.clock.monotonic()
+                self.record.note(CommitSeen(at=at, chat_id=entry.chat_id, sequence=sequence))
 
 
 def play(seed: int, parts: Parts | None = None) -> History:

@@ -15,6 +15,7 @@ from holdfast.message import (
     Cursor,
     Draft,
     LogEntry,
+    LogEvent,
     Member,
     Message,
     Mute,
@@ -58,6 +59,7 @@ from holdfast.store.plan import (
     halted_chat,
     joining,
     left_where_page_ended,
+    log_events,
     not_a_member,
     outside_the_list,
     target_of,
@@ -208,7 +210,7 @@ class MemoryStore:
             raise unknown_token()
         if user.user_id not in held.members:
             raise left_where_page_ended()
-        there = (e.offset for e in self._log if (e.message.chat_id, e.message.sequence) == ended_at)
+        there = (o for o, m in self._messages_after(0) if (m.chat_id, m.sequence) == ended_at)
         return next(there, held.last_position), held.number
 
     async def chat(self, chat_id: str, reader: User | None = None) -> Chat:
@@ -286,40 +288,38 @@ class MemoryStore:
 
     async def forget_send_keys(self, before: str, limit: int) -> int:
         forgotten = 0
-        rest = [
-            e
-            for e in self._log[self._keys_forgotten :]
-            if e.message.sequence in self._messages_of(e)
-        ]
-        for entry in rest[:limit]:
-            message = entry.message
+        rest = self._messages_after(self._keys_forgotten)
+        there = [(o, m) for o, m in rest if m.sequence in self._chats[m.chat_id].messages]
+        for offset, message in there[:limit]:
             if message.created_at >= before:
                 break
-            self._keys_forgotten = entry.offset
+            self._keys_forgotten = offset
             self._chats[message.chat_id].keys.pop(
                 (message.chat_id, message.sender_id, message.client_message_id or ""), None
             )
             forgotten += 1
         return forgotten
 
-    def _messages_of(self, entry: LogEntry) -> Mapping[int, Message]:
-        return self._chats[entry.message.chat_id].messages
+    def _messages_after(self, offset: int) -> list[tuple[int, Message]]:
+        """The messages of the log past an offset, each with its own."""
+        return [(e.offset, e.what) for e in self._log[offset:] if isinstance(e.what, Message)]
 
     async def texts_of(self, user: User, after: PageToken | None = None) -> TextPage:
-        looked = self._log[number_of("texts", after) :][:LOOKED_AT_ONCE]
+        looked = self._messages_after(number_of("texts", after))[:LOOKED_AT_ONCE]
         if not looked:
             check_end(after, len(self._log))
         texts = []
-        for message in (entry.message for entry in looked if entry.tenant == user.tenant):
-            stored = self._chats[message.chat_id].messages.get(message.sequence)
+        for _, message in looked:
+            held = self._chats[message.chat_id]
+            stored = held.messages.get(message.sequence)
             if (
-                message.sender_id == user.user_id
+                User(held.chat.tenant, message.sender_id) == user
                 and message.kind == "text"
                 and stored is not None
                 and stored.content
             ):
                 texts.append((message.chat_id, message.sequence))
-        return TextPage(texts, number_token("texts", looked[-1].offset) if looked else None)
+        return TextPage(texts, number_token("texts", looked[-1][0]) if looked else None)
 
     async def forget_devices(self, user: User) -> None:
         for held in self._chats_with(user):
@@ -437,8 +437,8 @@ class MemoryStore:
         if plan.record is not None:
             self._note(act, plan.record)
         message = event_message(plan, act, held.head + 1)
-        if message is not None:
-            self._commit([self._put(message, None)])
+        entries = [self._entry(held, event) for event in log_events(plan)]
+        self._commit(entries if message is None else [*entries, self._put(message, None)])
         return message
 
     def _put(self, message: Message, stored: StoredSend | None) -> LogEntry:
@@ -447,9 +447,14 @@ class MemoryStore:
         held.counter = message.sequence
         if stored is not None and message.client_message_id is not None:
             held.keys[message.chat_id, message.sender_id, message.client_message_id] = stored
-        entry = LogEntry(0, len(self._log) + 1, held.chat.tenant, held.chat.epoch, message)
-        self._log.append(entry)
+        entry = self._entry(held, message)
         held.last_position = entry.offset
+        return entry
+
+    def _entry(self, held: MemoryChat, what: Message | LogEvent) -> LogEntry:
+        chat = held.chat
+        entry = LogEntry(0, len(self._log) + 1, chat.tenant, chat.chat_id, chat.epoch, what)
+        self._log.append(entry)
         return entry
 
     def _commit(self, entries: Sequence[LogEntry]) -> None:

@@ -120,7 +120,7 @@ def _put(
     for position, stored in enumerate(numbered.fresh, end + 1):
         message = stored.message
         chat = known.chats[message.chat_id]
-        entries.append(LogEntry(0, position, chat.tenant, chat.epoch, message))
+        entries.append(LogEntry(0, position, chat.tenant, message.chat_id, chat.epoch, message))
         rows.append(message_row(position, numbers[message.chat_id], message, stored.content_hash))
         last[message.chat_id] = position
     put_messages(connection, rows, [(numbers[c], n, last[c]) for c, n in numbered.counters.items()])

@@ -11,7 +11,7 @@ from msgspec.structs import asdict, replace
 
 from holdfast import telemetry
 from holdfast.errors import InternalError
-from holdfast.message import Chat, LogEntry, Member, Message, Mute, User, Watermark
+from holdfast.message import Chat, LogEntry, LogEvent, Member, Message, Mute, User, Watermark
 from holdfast.store.command_rules import decide
 from holdfast.store.commands import (
     AddMember,
@@ -35,6 +35,7 @@ from holdfast.store.plan import (
     event_message,
     halted_chat,
     joining,
+    log_events,
     same_request,
     target_of,
 )
@@ -175,14 +176,15 @@ def _change(
     chat, seen = _inputs(connection, command)
     plan = decide(command, seen, limits)
     chat = _apply(connection, chat, plan, act)
-    event, entries = _put_event(connection, chat, seen.counter, plan, act)
+    entries = [_put_log_event(connection, chat, plan, event) for event in log_events(plan)]
+    event, in_log = _put_event(connection, chat, seen.counter, plan, act)
     after = plan.chat if event is None else replace(plan.chat, head=event.sequence)
     existing = isinstance(command, CreateChat) and not plan.create
     changed = CommandResult(after, event, repeated=existing)
     if act.key is not None:
         answer = {"fingerprint": act.fingerprint, "answer": encode(changed).decode(), "at": act.at}
         connection.execute(SQL["put_answer"], {**_key(act.actor, act.key), **answer})
-    return WriteResult(changed, entries, plan.forgets)
+    return WriteResult(changed, entries + in_log, plan.forgets)
 
 
 def _inputs(connection: apsw.Connection, command: Command) -> tuple[int, CommandInputs]:
@@ -352,7 +354,28 @@ def _put_event(
     position = connection.execute(SQL["log_end"]).get + 1
     row = message_row(position, chat, message, None)
     put_messages(connection, [row], [(chat, message.sequence, position)])
-    return message, [LogEntry(0, position, plan.chat.tenant, plan.chat.epoch, message)]
+    return message, [LogEntry(0, position, plan.chat.tenant, chat_id, plan.chat.epoch, message)]
+
+
+def _put_log_event(
+    connection: apsw.Connection, chat: int, plan: ChangePlan, event: LogEvent
+) -> LogEntry:
+    """Append an entry without a sequence to the log. It takes a position of the
+    messages: there is one order of both.
+    """
+    position = connection.execute(SQL["log_end"]).get + 1
+    connection.execute(
+        SQL["put_log_event"],
+        {
+            "position": position,
+            "chat": chat,
+            "epoch": plan.chat.epoch,
+            "kind": type(event).__name__,
+            "content": encode(event).decode(),
+        },
+    )
+    connection.execute(SQL["move_log_end"], {"position": position})
+    return LogEntry(0, position, plan.chat.tenant, plan.chat.chat_id, plan.chat.epoch, event)
 
 
 def _find_member(connection: apsw.Connection, chat: int, user_id: str | None) -> Member | None:

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import apsw
-from msgspec import MsgspecError
+from msgspec import MsgspecError, Raw, ValidationError
 from msgspec.json import Decoder, encode
 
 from holdfast.errors import NotAMember, NotFound, Unavailable, UnreadableEvent
 from holdfast.message import (
     Ban,
     Chat,
+    ChatCreated,
     Cursor,
+    EpochRaised,
     LogEntry,
+    LogEvent,
     Member,
     Message,
     Mute,
@@ -67,8 +70,13 @@ _watermarks = Decoder(list[tuple[User, str, str, int, int, int]])
 _summaries = Decoder(list[tuple[Chat, str, str, int, int, int, Message | None]])
 _pairs = Decoder(list[tuple[int, int]])
 _audit = Decoder(list[AuditRecord])
-_entries = Decoder(list[LogEntry])
-_entry = Decoder(LogEntry)
+_LogRow = tuple[int, str, str, int, str | None, Raw]
+_log_row = Decoder(_LogRow)
+_log_rows = Decoder(list[_LogRow])
+_message = Decoder(Message)
+_log_events: Mapping[str, Decoder[LogEvent]] = {
+    kind.__name__: Decoder(kind) for kind in (ChatCreated, EpochRaised)
+}
 _texts = Decoder(list[tuple[str, int]])
 UNREADABLE = (UnicodeDecodeError, MsgspecError)
 
@@ -321,11 +329,22 @@ def log_end(handle: Handle, deadline: Deadline) -> int:
 def log_after(handle: Handle, deadline: Deadline, after: int, limit: int) -> list[LogEntry]:
     with deadline.over(handle) as connection:
         try:
-            return _entries.decode(
-                connection.execute(SQL["log_after"], {"after": after, "limit": limit}).get
-            )
+            rows = connection.execute(SQL["log_after"], {"after": after, "limit": limit}).get
+            return [_entry(row) for row in _log_rows.decode(rows)]
         except UNREADABLE:
             return _up_to_the_damage(connection, after, limit)
+
+
+def _entry(row: _LogRow) -> LogEntry:
+    position, tenant, chat_id, epoch, kind, value = row
+    what: Message | LogEvent
+    if kind is None:
+        what = _message.decode(value)
+    elif kind in _log_events:
+        what = _log_events[kind].decode(value)
+    else:
+        raise ValidationError(f"there is no log event {kind!r}")
+    return LogEntry(0, position, tenant, chat_id, epoch, what)
 
 
 def _up_to_the_damage(connection: apsw.Connection, after: int, limit: int) -> list[LogEntry]:
@@ -336,7 +355,7 @@ def _up_to_the_damage(connection: apsw.Connection, after: int, limit: int) -> li
     ):
         after, data = row
         try:
-            entries.append(_entry.decode(data))
+            entries.append(_entry(_log_row.decode(data)))
         except UNREADABLE as error:
             if not entries:
                 raise UnreadableEvent(str(error), 0, after, data) from error

@@ -355,22 +355,23 @@ FROM (SELECT * FROM audit WHERE number > :after ORDER BY number LIMIT :limit);
 SELECT coalesce(max(number), 0) FROM audit;
 
 -- name: log_end
+-- Messages and log events share the positions; this counter is of both.
 SELECT coalesce((SELECT seq FROM sqlite_sequence WHERE name = 'messages'), 0);
 
+-- name: put_log_event
+INSERT INTO log_events (position, chat, epoch, kind, content) VALUES (:position, :chat, :epoch, :kind, :content);
+
+-- name: move_log_end
+UPDATE sqlite_sequence SET seq = :position WHERE name = 'messages';
+
 -- name: log_after
-SELECT '[' || coalesce(group_concat(
-         json_object('shard', 0, 'offset', position, 'tenant', tenant, 'epoch', epoch, 'message', json(value)),
-         ',' ORDER BY position), '') || ']'
-FROM (SELECT v.position, v.tenant, v.value, c.epoch
-      FROM message_values AS v CROSS JOIN chats AS c ON c.chat = v.chat
-      WHERE v.position > :after ORDER BY v.position LIMIT :limit);
+-- The next entries of both tables [[position, tenant, chat_id, epoch, kind or null for a message, value], ...].
+SELECT '[' || coalesce(group_concat(value, ',' ORDER BY position), '') || ']'
+FROM (SELECT position, value FROM log_values WHERE position > :after ORDER BY position LIMIT :limit);
 
 -- name: log_next
 -- The bytes of one entry, which may make no sense: a text that is not UTF-8 could not even be fetched as one.
-SELECT v.position, CAST(
-         json_object('shard', 0, 'offset', v.position, 'tenant', v.tenant, 'epoch', c.epoch, 'message', json(v.value)) AS BLOB)
-FROM message_values AS v CROSS JOIN chats AS c ON c.chat = v.chat
-WHERE v.position > :after ORDER BY v.position LIMIT 1;
+SELECT position, CAST(value AS BLOB) FROM log_values WHERE position > :after ORDER BY position LIMIT 1;
 
 -- name: sent_by
 -- Of the :look entries of the log after :after: where :user_id of :tenant sent something that is still there, and the

@@ -16,7 +16,7 @@ from holdfast.eventlog.contract import EventLog, Position
 from holdfast.fanout.job_reader import JobReader
 from holdfast.fanout.members import Members
 from holdfast.history.history import ChatHistory
-from holdfast.message import ChatKind, LogEntry, Member, User
+from holdfast.message import ChatKind, LogEntry, Member, Message, User
 from holdfast.streaming.assistants.jobs import draft_of
 from holdfast.streaming.assistants.triggers import Assistants, triggers
 from holdfast.work.contract import WorkStore
@@ -55,14 +55,16 @@ class AssistantReader(JobReader):
         oldest = timestamp(self._clock.now() - AGE_SECONDS_MAX)
         found: list[JobDraft] = []
         for entry in entries:
-            if entry.message.kind == "event":
-                self._members.forget(entry.message.chat_id)
-            elif entry.message.created_at >= oldest:
-                found += await self._drafts(entry)
+            message = entry.what
+            if not isinstance(message, Message):
+                continue
+            if message.kind == "event":
+                self._members.forget(entry.chat_id)
+            elif message.created_at >= oldest:
+                found += await self._drafts(entry.tenant, message)
         return found
 
-    async def _drafts(self, entry: LogEntry) -> list[JobDraft]:
-        tenant, message = entry.tenant, entry.message
+    async def _drafts(self, tenant: str, message: Message) -> list[JobDraft]:
         candidates = self._assistants.may_trigger(tenant, message)
         if not candidates:
             return []
