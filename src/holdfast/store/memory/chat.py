@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
+from collections.abc import Mapping, Sequence
 
 from msgspec import Struct, field
 from msgspec.structs import replace
 
-from holdfast.message import Ban, Chat, Member, Message, Mute, Page, User, Watermark
+from holdfast.message import Ban, Chat, Draft, Member, Message, Mute, Page, User, Watermark
 from holdfast.store.contract import UNREAD_LOOKED_AT, ChatSummary
-from holdfast.store.numbering import StoredSend
+from holdfast.store.numbering import ChatState, GroupState, StoredSend
 from holdfast.store.pages import ENVELOPE_BYTES, page_after, page_before, within
 from holdfast.store.plan import ChangePlan
 
@@ -168,3 +169,28 @@ class MemoryChat(Struct):
             for m in wanted
             if m and m.sender_id == plan.erase.user_id and m.kind == "text"
         ]
+
+
+def group_state(chats: Mapping[str, MemoryChat], group: Sequence[Draft]) -> GroupState:
+    """What the numbering of a group needs to know."""
+    held = {d.chat_id: chats[d.chat_id] for d in group if d.chat_id in chats}
+    present = {
+        (d.chat_id, d.sender.user_id): held[d.chat_id].members[d.sender.user_id]
+        for d in group
+        if d.chat_id in held and d.sender.user_id in held[d.chat_id].members
+    }
+    return GroupState(
+        chats={
+            c: ChatState(h.chat.tenant, h.chat.halted, h.counter, h.chat.epoch)
+            for c, h in held.items()
+        },
+        members=present,
+        muted={
+            (chat_id, user_id) for chat_id, user_id in present if user_id in held[chat_id].mutes
+        },
+        keys={
+            d.key: held[d.chat_id].keys[d.key]
+            for d in group
+            if d.chat_id in held and d.key in held[d.chat_id].keys
+        },
+    )

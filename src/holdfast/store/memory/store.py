@@ -38,8 +38,8 @@ from holdfast.store.contract import (
     TextPage,
     shard_of,
 )
-from holdfast.store.memory.chat import MemoryChat
-from holdfast.store.numbering import NO_COUNTER, TAKEN, ChatState, GroupState, StoredSend, number
+from holdfast.store.memory.chat import MemoryChat, group_state
+from holdfast.store.numbering import NO_COUNTER, TAKEN, GroupState, StoredSend, number
 from holdfast.store.pages import (
     chat_of,
     chat_token,
@@ -338,27 +338,7 @@ class MemoryStore:
         )
 
     def _group_state(self, group: Sequence[Draft]) -> GroupState:
-        held = {d.chat_id: self._chats[d.chat_id] for d in group if d.chat_id in self._chats}
-        present = {
-            (d.chat_id, d.sender.user_id): held[d.chat_id].members[d.sender.user_id]
-            for d in group
-            if d.chat_id in held and d.sender.user_id in held[d.chat_id].members
-        }
-        return GroupState(
-            chats={
-                c: ChatState(h.chat.tenant, h.chat.halted, h.counter, h.chat.epoch)
-                for c, h in held.items()
-            },
-            members=present,
-            muted={
-                (chat_id, user_id) for chat_id, user_id in present if user_id in held[chat_id].mutes
-            },
-            keys={
-                d.key: held[d.chat_id].keys[d.key]
-                for d in group
-                if d.chat_id in held and d.key in held[d.chat_id].keys
-            },
-        )
+        return group_state(self._chats, group)
 
     def _inputs(self, command: Command) -> CommandInputs:
         act = command.act
