@@ -12,17 +12,14 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, fields, is_dataclass
+from dataclasses import dataclass, field, fields, is_dataclass, replace
 from ipaddress import IPv4Network, IPv6Network, ip_network
 from pathlib import Path
 from typing import Any, Literal, get_args, get_type_hints
 
 import msgspec
 
-from holdfast.access.connection_limits import ConnectionLimits, HttpLimits
-from holdfast.access.issuers import IssuerSettings, check_issuers
-from holdfast.access.secret_file import check_one_source
-from holdfast.access.tokens import TokenSettings
+from holdfast.access.settings import AccessSettings
 from holdfast.api.deps import ApiSettings
 from holdfast.api.problems import said_of
 from holdfast.bounds import positive
@@ -132,30 +129,6 @@ class ServerSettings:
 
 
 @dataclass(frozen=True, slots=True)
-class AccessSettings:
-    """Who may come in, and how often."""
-
-    credentials_dir: str = ""
-    """Where this node reads ``secrets.json`` and ``keys.json`` from without ever
-    changing them, so that several nodes have the same. Changed keys are in force within
-    5 s, a changed token secret after a restart. Left empty: they are made and changed
-    in the state directory.
-    """
-
-    tokens: TokenSettings = field(default_factory=TokenSettings)
-    connections: ConnectionLimits = field(default_factory=ConnectionLimits)
-    http: HttpLimits = field(default_factory=HttpLimits)
-    issuers: tuple[IssuerSettings, ...] = ()
-    """Your own sign-ins whose tokens are taken beside this server's:
-    ``[[access.issuers]]`` for each; in a variable a JSON array.
-    """
-
-    def __post_init__(self) -> None:
-        check_issuers(self.issuers, self.tokens.issuer)
-        check_one_source(self.credentials_dir, self.tokens.secret_file)
-
-
-@dataclass(frozen=True, slots=True)
 class DurabilitySettings:
     """Ingest, history and the store."""
 
@@ -187,8 +160,9 @@ class ClusterSettings:
     """What several nodes share."""
 
     redis: str = ""
-    """One Redis for all nodes: the pool of AI replies, and the replies themselves
-    unless ``streaming.replies_url`` says otherwise. ``redis://``, ``rediss://`` or
+    """One Redis for all nodes: the pool of AI replies; and, unless
+    ``streaming.replies_url`` and ``limits.counters_url`` say otherwise, the replies
+    themselves and the counters of limits. ``redis://``, ``rediss://`` or
     ``redis+sentinel://``. Left empty: this node is alone.
     """
 
@@ -231,6 +205,18 @@ class Settings:
                 " durability.chats.chats_per_user_max: whoever is in that many chats could not"
                 " resume"
             )
+        self._share()
+
+    def _share(self) -> None:
+        """What nodes share is where ``cluster`` says, unless a part's own setting
+        does."""
+        redis, limits, streaming = self.cluster.redis, self.limits, self.streaming
+        shared = {
+            "limits": replace(limits, counters_url=limits.counters_url or redis),
+            "streaming": replace(streaming, replies_url=streaming.replies_url or redis),
+        }
+        for name, part in shared.items():
+            object.__setattr__(self, name, part)
 
 
 REMOVED = {

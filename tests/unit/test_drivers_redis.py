@@ -45,7 +45,7 @@ def test_a_sentinel_url_names_sentinels_service_database_and_credentials() -> No
 
 def test_a_sentinel_url_with_tls_is_tls_to_sentinels_and_servers() -> None:
     pool = connection_pool("rediss+sentinel://a:1/m?ssl_ca_certs=/ca.pem")
-    assert pool.connection_class is SentinelManagedSSLConnection
+    assert issubclass(pool.connection_class, SentinelManagedSSLConnection)
     (sentinel,) = pool.sentinel_manager.sentinels
     assert sentinel.connection_pool.connection_class.__name__ == "SSLConnection"
     assert sentinel.connection_pool.connection_kwargs["ssl_ca_certs"] == "/ca.pem"

@@ -364,3 +364,12 @@ def test_settings_that_break_each_other_are_refused(
 ) -> None:
     with pytest.raises(BadSetting, match=named):
         load(None, {}, overrides)
+
+
+def test_redis_of_the_cluster_is_everywhere_unless_a_part_has_its_own() -> None:
+    ours, own = "redis://a:1/0", "redis://b:1/0"
+    shared = load(None, {}, {"cluster.redis": ours})
+    assert (shared.limits.counters_url, shared.streaming.replies_url) == (ours, ours)
+    apart = {"limits.counters_url": "memory:", "streaming.replies_url": own}
+    settings = load(None, {}, {"cluster.redis": ours, **apart})
+    assert (settings.limits.counters_url, settings.streaming.replies_url) == ("memory:", own)

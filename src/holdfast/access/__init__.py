@@ -18,4 +18,5 @@ from its credential and from nowhere else.
 - ``proofs``       proofs that this server once sent a cursor (pure)
 - ``network``      headers, origins and client addresses (pure)
 - ``connection_limits``  how many connections may be open (pure)
+- ``settings``     the settings of all this
 """

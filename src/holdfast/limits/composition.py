@@ -60,11 +60,11 @@ LOCAL = "local"
 class LimitsSettings:
     """Where limits count and where their rules live."""
 
-    counters_url: str = "memory:"
+    counters_url: str = ""
     """``memory:`` for one node alone, or for all nodes of a region ``redis://…``,
     ``rediss://…`` (TLS), ``unix://…`` or
     ``redis+sentinel://host:port,host:port/service/db`` (``rediss+sentinel://`` with
-    TLS).
+    TLS). Left empty: ``cluster.redis`` if that is set, else ``memory:``.
     """
     rules_url: str = "sqlite:"
     """``sqlite:`` for a file in the state directory, or ``postgresql://…``."""
@@ -80,7 +80,7 @@ class LimitsSettings:
     retention: RetentionSettings = field(default_factory=RetentionSettings)
 
     def __post_init__(self) -> None:
-        if self.counters_url != "memory:":
+        if self.counters_url not in ("", "memory:"):
             try:
                 check_redis_url(self.counters_url)
             except ValueError as error:
@@ -257,7 +257,7 @@ class _Rules(NamedTuple):
 async def _counters_of(
     chosen: LimitsSettings, tuning: LimitsTuning, clock: Clock, stack: AsyncExitStack
 ) -> tuple[Counters, RedisNotifications | None]:
-    if chosen.counters_url == "memory:":
+    if chosen.counters_url in ("", "memory:"):
         return MemoryCounters(clock), None
     with extra("redis"):
         from holdfast.limits.counters.redis import RedisCounters, RedisSettings

@@ -17,6 +17,7 @@ from holdfast.access.contract import CredentialStore
 from holdfast.access.revocations.contract import Revocations
 from holdfast.access.revocations.sqlite import ACCESS
 from holdfast.access.secrets import FileCredentials, SharedCredentials, open_secrets
+from holdfast.access.settings import AccessSettings
 from holdfast.clock import Clock, timestamp
 from holdfast.drivers.sqlite.file_copy import StateFile
 from holdfast.errors import BadSetting, extra
@@ -27,7 +28,7 @@ from holdfast.fanout.dead_letters import DeadLetters, RecentDeadLetters
 from holdfast.fanout.memory import LocalLink, MemoryRegistry
 from holdfast.limits.rulestore.sqlite import LIMITS
 from holdfast.node.revocations_file import open_revocations
-from holdfast.settings import AccessSettings, DurabilitySettings, Settings
+from holdfast.settings import DurabilitySettings, Settings
 from holdfast.store.contract import ChatStore, Records
 from holdfast.store.sqlite import CHATS, SqliteStore
 from holdfast.streaming.reply_log.contract import ReplyLog
@@ -133,7 +134,7 @@ async def _open_jobs(url: str, server: str, state: Path, clock: Clock) -> WorkSt
 
 async def _open_replies(settings: Settings, file: RepliesFile) -> ReplyLog:
     """The log of replies; usage rows are in ``file`` whatever keeps the replies."""
-    url = settings.streaming.replies_url or settings.cluster.redis or "sqlite:"
+    url = settings.streaming.replies_url or "sqlite:"
     match urlsplit(url).scheme.removesuffix("+sentinel"):
         case "sqlite":
             return SqliteReplyLog(file)
