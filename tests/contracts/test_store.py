@@ -12,6 +12,7 @@ import pytest
 from store_rigs import (
     ANN,
     BOB,
+    CARL,
     EVE,
     PAGE,
     STRANGER,
@@ -403,6 +404,29 @@ async def test_only_members_read_and_ex_members_lose_history(store: Any, rig: Ri
             await store.chat("chat_a", reader)
     with pytest.raises(NotFound):
         await store.read_after("chat_none", 0, *PAGE)
+
+
+@on_every_store
+async def test_single_memberships_are_read_with_the_head_of_their_chat(
+    store: Any, rig: Rig
+) -> None:
+    await create(store, "bob")
+    await create(store, chat_id="chat_b")
+    await fill(store, 3)
+    await store.change(RecoverChat(operator(), "chat_a"))
+    asked = [
+        (CARL, "chat_a"),
+        (BOB, "chat_a"),
+        (STRANGER, "chat_a"),
+        (ANN, "chat_b"),
+        (ANN, "chat_none"),
+        (BOB, "chat_b"),
+    ]
+    found = {(BOB, "chat_a"): Cursor(2, 3), (ANN, "chat_b"): Cursor(1, 0)}
+    assert await store.memberships_in(asked) == found
+    assert await store.memberships_in([]) == {}
+    await store.change(RemoveMember(act(BOB), "chat_a", "bob"))
+    assert await store.memberships_in([(BOB, "chat_a")]) == {}
 
 
 @on_every_store

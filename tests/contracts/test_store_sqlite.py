@@ -798,6 +798,7 @@ COSTS: dict[str, dict[str, Any]] = {
         "envelope": 256,
     },
     "heads": {"chat_ids": '["chat_mine_1", "chat_mine_2"]'},
+    "memberships_in": {"asked": '[[["default", "ann"], "chat_mine_1"]]'},
     "log_after": {"after": 5, "limit": 10},
 }
 """Statements of the hot paths, about a few chats."""

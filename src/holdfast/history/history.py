@@ -206,6 +206,12 @@ class ChatHistory:
     async def _some_memberships(self, users: Sequence[User]) -> Mapping[User, Mapping[str, Cursor]]:
         return await self.ask(lambda store: store.memberships(users))
 
+    async def memberships_in(
+        self, asked: Sequence[tuple[User, str]]
+    ) -> Mapping[tuple[User, str], Cursor]:
+        """The (epoch, head) for each (user, chat_id) that is a membership now."""
+        return await self.ask(lambda store: store.memberships_in(asked))
+
     async def heads(
         self, chat_ids: Iterable[str], deadline: float | None = None
     ) -> Mapping[str, Cursor]:

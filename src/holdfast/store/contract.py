@@ -218,6 +218,14 @@ class ChatStore(Protocol):
         """
         ...
 
+    async def memberships_in(
+        self, asked: Sequence[tuple[User, str]]
+    ) -> Mapping[tuple[User, str], Cursor]:
+        """The (epoch, head) of the chat for each (user, chat_id) that is a membership,
+        in one snapshot.
+        """
+        ...
+
     async def chats_of(
         self,
         user: User,

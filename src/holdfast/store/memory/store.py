@@ -183,6 +183,17 @@ class MemoryStore:
             found[user] = chats
         return found
 
+    async def memberships_in(
+        self, asked: Sequence[tuple[User, str]]
+    ) -> Mapping[tuple[User, str], Cursor]:
+        return {
+            (user, chat_id): Cursor(held.chat.epoch, held.head)
+            for user, chat_id in asked
+            if (held := self._chats.get(chat_id)) is not None
+            and held.chat.tenant == user.tenant
+            and user.user_id in held.members
+        }
+
     async def chats_of(
         self,
         user: User,

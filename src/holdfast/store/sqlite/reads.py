@@ -69,6 +69,7 @@ _mutes = Decoder(list[Mute])
 _watermarks = Decoder(list[tuple[User, str, str, int, int, int]])
 _summaries = Decoder(list[tuple[Chat, str, str, int, int, int, Message | None]])
 _pairs = Decoder(list[tuple[int, int]])
+_places = Decoder(list[tuple[int, int, int]])
 _audit = Decoder(list[AuditRecord])
 _LogRow = tuple[int, str, str, int, str | None, Raw]
 _log_row = Decoder(_LogRow)
@@ -208,6 +209,15 @@ def memberships(
     with deadline.over(handle) as connection:
         text = connection.execute(SQL["memberships"], asked).get
     return dict(zip(users, _cursors_of_each.decode(text), strict=False))
+
+
+def memberships_in(
+    handle: Handle, deadline: Deadline, asked: Sequence[tuple[User, str]]
+) -> dict[tuple[User, str], Cursor]:
+    pairs = {"asked": encode(asked).decode()}
+    with deadline.over(handle) as connection:
+        found = _places.decode(connection.execute(SQL["memberships_in"], pairs).get)
+    return {asked[place]: Cursor(epoch, head) for place, epoch, head in found}
 
 
 def chats_of(

@@ -279,6 +279,13 @@ SELECT json_group_array(json((
   WHERE m.tenant = asked.tenant AND m.user_id = asked.user_id)) ORDER BY asked.place)
 FROM asked WHERE asked.chats_so_far <= :chats_max OR asked.place = 0;
 
+-- name: memberships_in
+-- Of [[[tenant, user_id], chat_id], ...] those that are memberships: their place in the list, and the chat's epoch and head.
+SELECT json_group_array(json_array(a.key, v.epoch, v.head))
+FROM json_each(:asked) AS a
+CROSS JOIN chat_values AS v ON v.chat_id = a.value ->> 1 AND v.tenant = a.value ->> '$[0][0]'
+CROSS JOIN members AS m ON m.chat = v.chat AND m.user_id = a.value ->> '$[0][1]';
+
 -- name: list_edge
 -- Where a page of a list of chats ended: at a chat whose head was :head then.
 SELECT coalesce((SELECT m.position FROM messages AS m WHERE m.chat = c.chat AND m.sequence = :head), k.last_position, 0),

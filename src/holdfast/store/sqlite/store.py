@@ -186,6 +186,11 @@ class SqliteStore:
     ) -> Mapping[User, Mapping[str, Cursor]]:
         return await self._read(reads.memberships, users, chats_max)
 
+    async def memberships_in(
+        self, asked: Sequence[tuple[User, str]]
+    ) -> Mapping[tuple[User, str], Cursor]:
+        return await self._read(reads.memberships_in, asked)
+
     async def chats_of(
         self,
         user: User,
