@@ -14,7 +14,7 @@ import time
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from datetime import UTC, datetime
-from typing import Any, Protocol, TypeVar
+from typing import Protocol, TypeVar
 
 T = TypeVar("T")
 _CROCKFORD = "0123456789ABCDEFGHJKMNPQRSTVWXYZ"
@@ -130,7 +130,7 @@ async def wait_at_most(event: asyncio.Event, seconds: float) -> bool:
 
 
 class SharedTimeout:
-    """Bounds one wait after another with a single timer.
+    """Bounds one wait after another of one task with a single timer.
 
     A stream waits for each of its tokens; an ``asyncio.timeout`` for each would be an
     eighth of what a token costs. Close it.
@@ -139,16 +139,16 @@ class SharedTimeout:
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
         self._timer: asyncio.TimerHandle | None = None
-        self._task: asyncio.Task[Any] | None = None
+        self._task = asyncio.current_task()
         self._due = 0.0
-        self._has_expired = False
+        self._is_waiting = self._has_expired = False
 
     async def wait(self, awaited: Awaitable[T], due: float) -> T:
         """Its result; TimeoutError if it takes until ``due``, in the loop's time."""
-        task = asyncio.current_task()
+        task = self._task
         assert task is not None
         cancels = task.cancelling()
-        self._due, self._task = due, task
+        self._due, self._is_waiting = due, True
         if self._timer is None or self._timer.when() > due:
             self._arm(due)
         try:
@@ -160,7 +160,7 @@ class SharedTimeout:
         finally:
             if self._has_expired:
                 task.uncancel()
-            self._task, self._has_expired = None, False
+            self._is_waiting = self._has_expired = False
 
     def close(self) -> None:
         if self._timer is not None:
@@ -172,12 +172,13 @@ class SharedTimeout:
 
     def _on_timer(self) -> None:
         self._timer = None
-        if self._task is None:
+        if not self._is_waiting:
             return  # the next wait arms it again
         if self._loop.time() < self._due:
             self._arm(self._due)
         else:
             self._has_expired = True
+            assert self._task is not None
             self._task.cancel()
 
 

@@ -114,17 +114,20 @@ async def test_shared_timeout_that_comes_earlier_than_the_last_one_counts() -> N
 
 
 async def test_shared_timeout_lets_a_cancellation_through() -> None:
-    loop, timeout = asyncio.get_running_loop(), SharedTimeout()
+    loop = asyncio.get_running_loop()
 
     async def wait() -> None:
-        await timeout.wait(asyncio.sleep(30), loop.time() + 10)
+        timeout = SharedTimeout()
+        try:
+            await timeout.wait(asyncio.sleep(30), loop.time() + 10)
+        finally:
+            timeout.close()
 
     for seconds in (1, 10):  # before its time, and in the same moment
         waiting = asyncio.create_task(wait())
         loop.call_later(seconds, waiting.cancel)
         with pytest.raises(asyncio.CancelledError):
             await waiting
-    timeout.close()
 
 
 async def test_shared_timeout_leaves_no_cancellation_behind() -> None:

@@ -50,6 +50,10 @@ AsgiApp = Callable[[AsgiScope, AsgiReceive, AsgiSend], Awaitable[None]]
 RawHeaders = list[tuple[bytes, bytes]]
 
 
+def _not_written(piece: bytes) -> bool:
+    return False
+
+
 class Request:
     """One request, and what is learned about it on the way.
 
@@ -59,7 +63,7 @@ class Request:
 
     __slots__ = (
         "decisions", "endpoint", "headers", "method", "on_disconnect", "path", "path_params",
-        "peer", "principal", "query", "raw_headers", "receive", "repeated",
+        "peer", "principal", "query", "raw_headers", "receive", "repeated", "write_piece",
     )  # fmt: skip
 
     def __init__(self, scope: AsgiScope, receive: AsgiReceive) -> None:
@@ -74,6 +78,9 @@ class Request:
         )
         """Our server's way to say that the client left (True) or has ended its side
         (False), without a waiting task."""
+        self.write_piece: Callable[[bytes], bool] = scope.get("holdfast.write_piece", _not_written)
+        """Our server's way to write a piece of a streamed answer that has begun; False:
+        ``send`` must."""
         self.raw_headers: RawHeaders = scope["headers"]
         self.headers, self.repeated = joined_headers(self.raw_headers)
         self.path_params: Mapping[str, str] = {}

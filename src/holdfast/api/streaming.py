@@ -6,7 +6,7 @@ after status and headers have left. The client sees a cut as a body without its 
 chunk.
 
 One task pulls the pieces and sends them; deadline, drain and idle pieces share a timer,
-and the server calls back when the client leaves. So a piece costs two awaits and no
+and the server calls back when the client leaves. So a piece costs one await and no
 task, and an answer that waits costs little memory: thousands may wait at once.
 """
 
@@ -124,7 +124,7 @@ class StreamedBody:
     __slots__ = (
         "_ends_as", "_ends_at", "_head_sent", "_held", "_idle_seconds", "_loop", "_may_start",
         "_name", "_pieces", "_send", "_sending", "_sent_at", "_started", "_tasks", "_timer",
-        "bounds", "end",
+        "_write_piece", "bounds", "end",
     )  # fmt: skip
 
     def __init__(
@@ -136,7 +136,7 @@ class StreamedBody:
     ) -> None:
         self._loop = loop = asyncio.get_running_loop()
         self._name = request.endpoint.name if request.endpoint else ""
-        self._pieces, self.bounds = pieces, bounds
+        self._pieces, self.bounds, self._write_piece = pieces, bounds, request.write_piece
         self._idle_seconds = bounds.idle_seconds
         self.end: asyncio.Future[StreamEnd] = loop.create_future()
         self._may_start: asyncio.Future[None] = loop.create_future()
@@ -212,10 +212,12 @@ class StreamedBody:
     async def _send_pieces(self) -> None:
         """Pull every piece; hold those before the head, send the others."""
         async for piece in self._pieces:
-            if self._send is not None:
-                await self._send_piece(self._send, piece)
-            else:
+            if self._send is None:
                 await self._hold(piece)
+            elif self._write_piece(piece):
+                self._sent_at = self._loop.time()
+            else:
+                await self._send_piece(self._send, piece)
         send = self._send or await self._wait_for_head()
         await send({"type": "http.response.body", "body": b""})
 

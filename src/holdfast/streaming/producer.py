@@ -241,18 +241,18 @@ class Producer:
         async with aclosing(routed) as stream:
             try:
                 async for chunks in stream:
-                    text_bytes = sum(chunk.text_bytes for chunk in chunks)
-                    run.usage.grew(text_bytes, stream.provider)
-                    self._take(run, chunks)
+                    self._take(run, chunks, stream.provider)
             finally:
                 run.provider = stream.provider
 
-    def _take(self, run: _Run, chunks: Sequence[ProviderChunk]) -> None:
-        live, entries, now = run.live, list[ReplyEntry](), self._clock.monotonic()
+    def _take(self, run: _Run, chunks: Sequence[ProviderChunk], provider: str) -> None:
+        live, now, text_bytes = run.live, self._clock.monotonic(), 0
+        entries: list[ReplyEntry] = []
         if run.chunk_at:
             telemetry.reply_gap(now - run.chunk_at)
         run.chunk_at = now
         for chunk in chunks:
+            text_bytes += chunk.text_bytes
             if chunk.usage is not None:
                 run.counted = chunk.usage
             if not chunk.data:
@@ -263,6 +263,7 @@ class Producer:
                 run.tail.append(ReplyDelta(chunk.data))
             else:
                 entries.append(ReplyDelta(chunk.data))
+        run.usage.grew(text_bytes, provider)
         if entries:
             live.append(entries)
             self._writer.appended(live)

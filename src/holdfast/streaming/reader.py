@@ -49,22 +49,15 @@ ReaderEvent = Queued | Lost | Entries
 class _Waiter:
     """Wakes one reader; a third of an ``asyncio.Event``, and thousands of them wait."""
 
-    __slots__ = ("_future",)
+    __slots__ = ("future",)
 
     def __init__(self) -> None:
-        self._future: asyncio.Future[None] | None = None
+        self.future: asyncio.Future[None] | None = None
+        """While the reader waits."""
 
     def wake(self) -> None:
-        if self._future is not None and not self._future.done():
-            self._future.set_result(None)
-
-    async def wait(self) -> None:
-        """Returns at the next ``wake``; an earlier one does not count."""
-        self._future = asyncio.get_running_loop().create_future()
-        try:
-            await self._future
-        finally:
-            self._future = None
+        if self.future is not None and not self.future.done():
+            self.future.set_result(None)
 
 
 class LiveCursor(AsyncIterator[ReaderEvent]):
@@ -89,7 +82,11 @@ class LiveCursor(AsyncIterator[ReaderEvent]):
             if self._reply.end is not None:
                 self.close()
                 break
-            await self._news.wait()
+            self._news.future = self._loop.create_future()
+            try:
+                await self._news.future
+            finally:
+                self._news.future = None
         raise StopAsyncIteration
 
     def _take(self) -> ReaderEvent | None:

@@ -346,11 +346,13 @@ class HttpRequests(HttpToolsProtocol):
         self, app: App, cycle: RequestResponseCycle, scope: Any, receive: Any, _send: Any
     ) -> None:
         """Run the application; a streamed answer that it cut ends the connection."""
-        # Our own key, not ASGI's: api/request.py reads it. A call of ``receive`` that
-        # waits for the disconnect would keep a task for each streamed answer.
+        # Our own keys, not ASGI's: api/request.py reads them. A call of ``receive``
+        # that waits for the disconnect would keep a task for each streamed answer.
+        answer = OneWrite(cycle, self._set_unread_seconds)
         scope["holdfast.on_disconnect"] = self._set_on_disconnect
+        scope["holdfast.write_piece"] = answer.write_piece
         try:
-            await app(scope, receive, OneWrite(cycle, self._set_unread_seconds).send)
+            await app(scope, receive, answer.send)
         except ConnectionAbortedError:
             cycle.disconnected = True
             self.transport.close()

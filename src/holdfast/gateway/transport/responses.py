@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from http import HTTPStatus
 from typing import Any
@@ -14,11 +14,13 @@ from holdfast.gateway.handshake import Refusal, refused_with
 
 
 class OneWrite:
-    """Writes a response in one piece: its head waits for its body.
+    """Writes a response in one piece: its head waits for its body, or for the first
+    piece of that.
 
     uvicorn writes them apart, which costs one more system call and wakes the reader
     twice, and matches every header against two patterns (measured:
-    docs/internals/speed.md). A response in several parts is left to uvicorn.
+    docs/internals/speed.md). It also takes three coroutines for a piece. What a client
+    does not read, and the end of a response in pieces, is left to uvicorn.
     """
 
     __slots__ = ("_cycle", "_set_unread_seconds", "_start")
@@ -39,33 +41,54 @@ class OneWrite:
                 self._set_unread_seconds(message["unread_seconds_max"])
             return
         start, self._start = self._start, None
-        if (
-            start is None
-            or message.get("more_body")
-            or cycle.flow.write_paused
-            or cycle.disconnected
-        ):
-            if start is not None:
-                await cycle.send(start)
+        if start is None:
             await cycle.send(message)
-            return
-        self._write(start["status"], [*cycle.default_headers, *start["headers"]], message["body"])
+        elif cycle.flow.write_paused or cycle.disconnected:
+            await cycle.send(start)
+            await cycle.send(message)
+        elif message.get("more_body"):
+            self._write_first(start, message["body"])
+        else:
+            self._write(start, message["body"])
 
-    def _write(self, status: int, headers: Sequence[tuple[bytes, bytes]], body: bytes) -> None:
+    def write_piece(self, piece: bytes) -> bool:
+        """Write a piece of a response that has begun; False: only ``send`` can, which
+        waits until the client reads."""
         cycle = self._cycle
-        lines = [b"%b: %b\r\n" % header for header in headers]
-        if not cycle.keep_alive:
-            lines.append(b"connection: close\r\n")
-        head = b"".join(lines)
-        if len(lines) != head.count(b"\n"):
-            raise ValueError("a header of the answer holds a line break")
+        if cycle.flow.write_paused or cycle.disconnected or not cycle.chunked_encoding:
+            return False
+        cycle.transport.write(b"%x\r\n%b\r\n" % (len(piece), piece))
+        return True
+
+    def _write(self, start: Any, body: bytes) -> None:
+        """Write the whole response."""
+        cycle = self._cycle
         cycle.response_started = cycle.response_complete = True
         shown = b"" if cycle.scope["method"] == "HEAD" else body
-        cycle.transport.write(b"".join((STATUS_LINE[status], head, b"\r\n", shown)))
+        cycle.transport.write(self._head(start) + b"\r\n" + shown)
         cycle.message_event.set()
         if not cycle.keep_alive:
             cycle.transport.close()
         cycle.on_response()
+
+    def _write_first(self, start: Any, piece: bytes) -> None:
+        """Write the head of a response in pieces, and the first one."""
+        cycle = self._cycle
+        head = self._head(start) + b"transfer-encoding: chunked\r\n\r\n"
+        cycle.response_started = cycle.chunked_encoding = True
+        cycle.transport.write(head + (b"%x\r\n%b\r\n" % (len(piece), piece) if piece else b""))
+
+    def _head(self, start: Any) -> bytes:
+        """Status and headers, without the empty line."""
+        lines = [
+            b"%b: %b\r\n" % header for header in (*self._cycle.default_headers, *start["headers"])
+        ]
+        if not self._cycle.keep_alive:
+            lines.append(b"connection: close\r\n")
+        head = b"".join(lines)
+        if len(lines) != head.count(b"\n"):
+            raise ValueError("a header of the answer holds a line break")
+        return STATUS_LINE[start["status"]] + head
 
 
 def too_large(status: HTTPStatus, what: str, most: int, unit: str = "bytes") -> Refusal:

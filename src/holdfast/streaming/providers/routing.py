@@ -20,9 +20,9 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
-from typing import NamedTuple
+from collections.abc import AsyncIterator, Awaitable, Mapping, Sequence
+from contextlib import AsyncExitStack
+from typing import NamedTuple, TypeVar
 
 from holdfast.bounds import MIB
 from holdfast.clock import Clock, SharedTimeout
@@ -47,6 +47,8 @@ from holdfast.streaming.settings import (
     StreamingSettings,
 )
 
+T = TypeVar("T")
+
 FINISHED_SECONDS = 2.0
 """How long to wait after a finish_reason for usage and ``[DONE]``."""
 HELD_BYTES_MAX = MIB
@@ -70,11 +72,14 @@ class _Target(NamedTuple):
 
 
 class _Answer(NamedTuple):
-    """A stream that has begun, with its chunks up to the first token."""
+    """A stream that has begun."""
 
     source: ProviderSource
     chunks: AsyncIterator[Sequence[ProviderChunk]]
-    batch: Sequence[ProviderChunk]
+
+
+_Begun = tuple[_Answer, Sequence[ProviderChunk]]
+"""A stream, and its chunks up to the first token."""
 
 
 class Routing:
@@ -118,8 +123,8 @@ class Routing:
         return first.source.provider.pool
 
     def stream(self, request: ProviderRequest, lease: MovableLease) -> RoutedStream:
-        """A reply of the model that ``request`` names; nothing is sent before the first
-        ``anext``. Use it with ``aclosing``.
+        """A reply of the model that ``request`` names, for the task that calls this;
+        nothing is sent before the first ``anext``. Use it with ``aclosing``.
         """
         targets, clocks = self._targets[request.model], self._clocks[request.model]
         return RoutedStream(self._rules, targets, clocks, request, lease)
@@ -177,57 +182,76 @@ class RoutedStream:
         self._first_token_by = 0.0
         self._failure = _no_room()
         self._has_asked = False
-        self._chunks = self._run()
+        self._answer: _Answer | None = None
+        self._block = AsyncExitStack()
+        self._loop = asyncio.get_running_loop()
+        self._timeout = SharedTimeout()
+        self._due = 0.0
+        self._has_finished = self._is_over = False
 
     def __aiter__(self) -> AsyncIterator[Sequence[ProviderChunk]]:
-        return self._chunks
+        return self
+
+    async def __anext__(self) -> Sequence[ProviderChunk]:
+        if self._is_over:
+            raise StopAsyncIteration
+        try:
+            while True:
+                batch = await (self._more() if self._answer else self._first_batch())
+                if shown := [chunk for chunk in batch if chunk.data or chunk.usage]:
+                    for chunk in shown:
+                        self._has_finished |= chunk.finish
+                    if self._has_finished:
+                        self._due = self._loop.time() + FINISHED_SECONDS
+                    return shown
+        except BaseException:
+            await self.aclose()
+            raise
 
     async def aclose(self) -> None:
-        await self._chunks.aclose()
+        self._is_over = True
+        self._timeout.close()
+        await self._block.aclose()
 
-    async def _run(self) -> AsyncGenerator[Sequence[ProviderChunk], None]:
-        async with AsyncExitStack() as block:
-            try:
-                source, chunks, batch = await self._first_token(block)
-            finally:
-                self._request = None  # it may be megabytes, and nobody needs it now
-            self.provider = source.provider.name
-            finished, timeout = False, SharedTimeout()
-            block.callback(timeout.close)
-            time, gap_seconds = asyncio.get_running_loop().time, self._clocks.gap_seconds
-            try:
-                while True:
-                    if shown := [chunk for chunk in batch if chunk.data or chunk.usage]:
-                        finished = finished or any(chunk.finish for chunk in shown)
-                        yield shown
-                    if not finished:
-                        due = time() + gap_seconds
-                    elif shown:
-                        due = time() + FINISHED_SECONDS
-                    batch = await timeout.wait(anext(chunks), due)
-            except StopAsyncIteration:
-                pass
-            except TimeoutError:
-                if not finished:
-                    failure = _late("sign of life", gap_seconds)
-                    source.on_break(failure)
-                    raise failure from None
-            except ProviderFailed as failure:
-                if not finished:
-                    source.on_break(failure)
-                    raise
-            source.on_done()
+    async def _first_batch(self) -> Sequence[ProviderChunk]:
+        try:
+            self._answer, batch = await self._first_token()
+        finally:
+            self._request = None  # it may be megabytes, and nobody needs it now
+        self.provider = self._answer.source.provider.name
+        return batch
 
-    async def _first_token(self, block: AsyncExitStack) -> _Answer:
-        """Ask providers until one gives a token; its stream is open in ``block``."""
+    async def _more(self) -> Sequence[ProviderChunk]:
+        assert self._answer is not None
+        source, chunks = self._answer
+        if not self._has_finished:
+            self._due = self._loop.time() + self._clocks.gap_seconds
+        try:
+            return await self._timeout.wait(anext(chunks), self._due)
+        except StopAsyncIteration:
+            pass
+        except TimeoutError:
+            if not self._has_finished:
+                failure = _late("sign of life", self._clocks.gap_seconds)
+                source.on_break(failure)
+                raise failure from None
+        except ProviderFailed as failure:
+            if not self._has_finished:
+                source.on_break(failure)
+                raise
+        source.on_done()
+        raise StopAsyncIteration
+
+    async def _first_token(self) -> _Begun:
+        """Ask providers until one gives a token; its stream is open in the block."""
         self._first_token_by = self._now() + self._clocks.first_token_total_seconds
         rounds = 0
         while True:
             for target in self._targets:
                 if await self._turn_to(target.source):
-                    answer = await self._attempt(target, block)
-                    if answer is not None:
-                        return answer
+                    begun = await self._attempt(target)
+                    if begun is not None:
+                        return begun
             rounds = await self._rest(rounds)
 
     async def _turn_to(self, source: ProviderSource) -> bool:
@@ -269,7 +293,7 @@ class RoutedStream:
         await asyncio.sleep(delay)
         return rounds
 
-    async def _attempt(self, target: _Target, block: AsyncExitStack) -> _Answer | None:
+    async def _attempt(self, target: _Target) -> _Begun | None:
         """Ask one provider; None if it failed and another may be asked."""
         source, clocks, now = target.source, self._clocks, self._now
         assert self._request is not None
@@ -277,11 +301,11 @@ class RoutedStream:
         until = min(now() + clocks.first_token_seconds, self._first_token_by)
         try:
             async with AsyncExitStack() as attempt:
-                async with _within(min(clocks.headers_seconds, until - now()), "headers"):
-                    chunks = await attempt.enter_async_context(source.provider.stream(request))
-                async with _within(until - now(), "token"):
-                    batch = await _up_to_first_token(chunks)
-                await block.enter_async_context(attempt.pop_all())
+                entering = attempt.enter_async_context(source.provider.stream(request))
+                seconds = min(clocks.headers_seconds, until - now())
+                chunks = await self._within(seconds, "headers", entering)
+                batch = await self._within(until - now(), "token", _up_to_first_token(chunks))
+                self._block = attempt.pop_all()
         except ProviderFailed as failure:
             self._failure, self._has_asked = failure, True
             source.on_failure(failure)
@@ -292,7 +316,14 @@ class RoutedStream:
             source.breaker.learned_nothing()
             raise
         source.on_first_token()
-        return _Answer(source, chunks, batch)
+        return _Answer(source, chunks), batch
+
+    async def _within(self, seconds: float, what: str, awaited: Awaitable[T]) -> T:
+        """ProviderFailed if it takes longer."""
+        try:
+            return await self._timeout.wait(awaited, self._loop.time() + seconds)
+        except TimeoutError:
+            raise _late(what, seconds) from None
 
 
 async def _up_to_first_token(chunks: AsyncIterator[Sequence[ProviderChunk]]) -> list[ProviderChunk]:
@@ -309,16 +340,6 @@ async def _up_to_first_token(chunks: AsyncIterator[Sequence[ProviderChunk]]) -> 
                 ReplyError("upstream_garbage", "the provider sent a MiB without a token")
             )
     return held
-
-
-@asynccontextmanager
-async def _within(seconds: float, awaited: str) -> AsyncIterator[None]:
-    """ProviderFailed if the block takes longer."""
-    try:
-        async with asyncio.timeout(max(seconds, 0.0)):
-            yield
-    except TimeoutError:
-        raise _late(awaited, seconds) from None
 
 
 def _late(awaited: str, seconds: float) -> ProviderFailed:
