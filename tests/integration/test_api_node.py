@@ -36,6 +36,7 @@ from holdfast.settings import ServerSettings, Settings, load
 from holdfast.store.commands import Command, CommandResult
 from holdfast.store.sqlite import SqliteStore
 from holdfast.streaming.reply import ReplyBegin
+from holdfast.streaming.reply_log.sqlite import RepliesFile
 from holdfast.streaming.usage_store.contract import RunUsage, UsageKey, UsageQuery
 
 
@@ -314,6 +315,30 @@ async def test_status_is_answered_while_the_log_cannot_be_read(
         monkeypatch.setattr(SqliteEventLog, "lag", unavailable)
         answer = await client.get("/admin/status", headers=bearer(admin_key_of(node)))
         assert (answer.status_code, answer.json()["fanout_lag"]) == (200, None)
+
+
+async def test_status_names_the_full_disk_of_replies_until_there_is_room(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def full(self: RepliesFile, work: object) -> None:
+        raise Unavailable("the disk is full")
+
+    async with serving_node(tmp_path / "state") as (node, client), asyncio.timeout(20):
+
+        async def trouble_after_a_reply() -> dict[str, str]:
+            headers = bearer(node.tokens.mint(User("default", "alice"), 60, USER_SCOPES))
+            asked = {"model": "scripted", "input": "hi"}
+            answer = await client.post("/v1/responses", json=asked, headers=headers)
+            assert answer.status_code == 200, "a reply is made without its log"
+            status = await client.get("/admin/status", headers=bearer(admin_key_of(node)))
+            return dict(status.json()["trouble"])
+
+        with monkeypatch.context() as failing:
+            failing.setattr(RepliesFile, "transact", full)
+            full_disk = {"replies": "the disk is full", "usage": "the disk is full"}
+            assert await trouble_after_a_reply() == full_disk
+        while await trouble_after_a_reply():
+            pass
 
 
 async def test_node_whose_ingest_ended_by_a_defect_stops(

@@ -379,6 +379,12 @@ WELL = {
 }
 
 
+def test_status_alarms_name_the_runbook_of_what_is_in_trouble() -> None:
+    found = alarms({"trouble": {"store": "full", "replies": "full", "usage": "full"}})
+    pages = [alarm.rpartition("/")[2] for alarm in found]
+    assert pages == ["breaker-open.md)", *["replies-not-resumable.md)"] * 2]
+
+
 @pytest.mark.parametrize(
     ("changed", "said"),
     [

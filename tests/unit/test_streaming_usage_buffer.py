@@ -74,8 +74,10 @@ async def test_ends_wait_while_the_store_fails_and_count_once() -> None:
         for store.before, store.after in ((Unavailable("full"), None), (None, OutcomeUnknown(""))):
             buffer.count(run(f"a{store.before}"))
             await asyncio.sleep(5)
+            assert buffer.trouble == ("full" if store.before else "")
         store.before = store.after = None
         await asyncio.sleep(2)
+        assert buffer.trouble is None
         row = await store.row()
         assert row is not None
         assert row.replies == 2

@@ -380,10 +380,10 @@ def revoke_key(
 def alarms(status: Mapping[str, Any]) -> list[str]:
     """The parts of a server's status that need attention now."""
     limits = status.get("limits") or {}
-    found = [
-        f"{name}: {why} (docs/guides/runbooks/breaker-open.md)"
-        for name, why in status.get("trouble", {}).items()
-    ]
+    found = []
+    for name, why in status.get("trouble", {}).items():
+        page = "replies-not-resumable" if name in ("replies", "usage") else "breaker-open"
+        found.append(f"{name}: {why} (docs/guides/runbooks/{page}.md)")
     if limits.get("stale"):
         age = limits["staleness_seconds"]
         what = (

@@ -338,7 +338,11 @@ class Node:
 
     def _trouble(self) -> Mapping[str, str]:
         """The dependencies whose last call failed, and why."""
-        found = {"store": self._durability.trouble, "store_reads": self.history.trouble}
+        found = {
+            "store": self._durability.trouble,
+            "store_reads": self.history.trouble,
+            **self.streaming.trouble(),
+        }
         return {name: why for name, why in found.items() if why is not None}
 
     async def _status(self) -> Mapping[str, Any]:

@@ -109,11 +109,17 @@ class NodeStreaming:
     @property
     def _up(self) -> bool:
         """Whether the pool and the log answer."""
-        return self._leases.shared_up and not self._writer.is_failing
+        return self._leases.shared_up and self._writer.trouble is None
 
     def dependencies(self) -> Mapping[str, str]:
         """For display only: a node makes replies without pool and log, too."""
         return {"replies": "up" if self._up else "down"}
+
+    def trouble(self) -> Mapping[str, str | None]:
+        """Why the log of replies and the usage rows in ``replies.db`` fail, if they
+        do.
+        """
+        return {"replies": self._writer.trouble, "usage": self._accounts.trouble}
 
     def status(self) -> Mapping[str, Any]:
         """Pools, depth of the queue, and providers."""

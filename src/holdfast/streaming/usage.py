@@ -105,6 +105,11 @@ class ReplyAccounts:
         """Runs that were not counted because the store failed for too long."""
         return self._buffer.lost
 
+    @property
+    def trouble(self) -> str | None:
+        """Why the store failed last; None if it works."""
+        return self._buffer.trouble
+
     async def grant(self, run: UsageRun, payer: Payer, tokens: int) -> tuple[str, str]:
         """Charge the estimate; the id and the day of the run. RateLimited: it must not
         run.

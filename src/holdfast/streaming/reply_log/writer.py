@@ -159,12 +159,8 @@ class LogWriter:
         self._grown: dict[_Logged, None] = {}
         self._has_grown = asyncio.Event()
         self._urgent = asyncio.Event()
-        self._failing = False
-
-    @property
-    def is_failing(self) -> bool:
-        """Whether the last call of the log failed."""
-        return self._failing
+        self.trouble: str | None = None
+        """Why the last call of the log failed; None if it did not."""
 
     async def begin(self, reply: LoggedReply) -> int:
         """Write entry 0 and return the epoch, which ``reply.epoch`` must be then.
@@ -184,7 +180,7 @@ class LogWriter:
         except HoldfastError as error:
             self._failed(error)
             raise
-        self._failing = False
+        self.trouble = None
         self._replies[reply.reply_id] = _Logged(reply)
         return epoch
 
@@ -242,7 +238,7 @@ class LogWriter:
             await asyncio.sleep(RETRY_SECONDS)
             self._urgent.set()
             return
-        self._failing = False
+        self.trouble = None
         telemetry.reply_log_written(sum(answer.bytes_stored for answer in answers))
         for (logged, append), answer in zip(batch, answers, strict=True):
             self._settle(logged, append, answer)
@@ -303,6 +299,6 @@ class LogWriter:
 
     def _failed(self, error: HoldfastError) -> None:
         """Log the first failure of a series."""
-        if not self._failing:
+        if self.trouble is None:
             telemetry.log.warning("streaming.log_append_failed", error=error.message)
-        self._failing = True
+        self.trouble = error.message

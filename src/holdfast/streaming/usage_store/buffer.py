@@ -47,6 +47,8 @@ class UsageBuffer:
         """Each waits until as many runs are stored as had been counted before it."""
         self._failing = False
         self.lost = 0
+        self.trouble: str | None = None
+        """Why the last call of the store failed; None if it did not."""
 
     def count(self, ended: RunUsage) -> None:
         if len(self._waiting) < self._waiting_max:
@@ -79,7 +81,9 @@ class UsageBuffer:
                 await self.flush()
                 if loop.time() >= note_at:
                     await self._note()
+                self.trouble = None
             except HoldfastError as error:
+                self.trouble = error.message
                 telemetry.log.warning("streaming.usage_delayed", error=error.message)
                 await asyncio.sleep(NOTE_SECONDS)
             if loop.time() >= note_at:
