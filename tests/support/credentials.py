@@ -17,6 +17,7 @@ class MemoryCredentials:
     """A CredentialStore. ``failure`` is raised instead of saving."""
 
     read_only = ""
+    follow_seconds = 5.0
 
     def __init__(self, keys: Sequence[ApiKey] = (), failure: Exception | None = None) -> None:
         self._keys, self._version = list(keys), 0

@@ -238,3 +238,36 @@ async def test_revocation_whose_request_is_cancelled_while_saving_takes_effect()
     await ring.issue("tenant", "next", AT, tenant="acme")
     with pytest.raises(Unauthorized):
         ring.find(secret)
+
+
+async def test_ring_reads_shared_keys_at_the_pace_of_its_store_and_when_notified() -> None:
+    store = MemoryCredentials()
+    one, two = await KeyRing.load(store), await KeyRing.load(store)
+    following = asyncio.create_task(two.follow())
+    one.on_changed = two.on_notification
+    key, _ = await one.issue("tenant", "backend", AT, tenant="acme")
+    await asyncio.sleep(0.1)
+    assert two.has(key.key_id), "at once"
+    one.on_changed = lambda: None
+    await one.revoke(key.key_id, force=True)
+    await asyncio.sleep(store.follow_seconds - 0.1)
+    assert two.has(key.key_id)
+    await asyncio.sleep(0.2)
+    assert not two.has(key.key_id), "nobody notified it"
+    following.cancel()
+
+
+async def test_keys_read_before_a_change_do_not_undo_it() -> None:
+    class SlowToLoad(MemoryCredentials):
+        async def load(self) -> Credentials:
+            loaded = await super().load()
+            await asyncio.sleep(1)
+            return loaded
+
+    ring = await KeyRing.load(SlowToLoad())
+    following = asyncio.create_task(ring.follow())
+    await asyncio.sleep(SlowToLoad.follow_seconds + 0.5)  # it has read, and not yet used
+    key, _ = await ring.issue("tenant", "backend", AT, tenant="acme")
+    await asyncio.sleep(1)
+    assert ring.has(key.key_id)
+    following.cancel()

@@ -62,9 +62,13 @@ class CredentialStore(Protocol):
     """Stores the credentials that all nodes of a server share.
 
     ``read_only``: why this node cannot change the keys; "" if it can.
+    ``follow_seconds``: how often to look for changes of others; None: there are none.
     """
 
     read_only: str
+
+    @property
+    def follow_seconds(self) -> float | None: ...
 
     async def load(self) -> Credentials:
         """The credentials; StateDirectory or StateCorrupted says what to do."""
@@ -73,5 +77,6 @@ class CredentialStore(Protocol):
         """Replace all API keys; returns the new version. Durable at return.
 
         ``version`` is the one that ``keys`` were derived from. VersionConflict if it is
-        not the stored one any more; after any error nothing has changed.
+        not the stored one any more. After any error but OutcomeUnknown nothing has
+        changed.
         """

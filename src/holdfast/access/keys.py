@@ -13,6 +13,7 @@ import hashlib
 import hmac
 import secrets
 from collections.abc import Awaitable, Callable, Iterable, Sequence
+from contextlib import suppress
 
 from msgspec.structs import replace
 
@@ -41,8 +42,6 @@ _ALLOWED: dict[KeyKind, frozenset[KeyScope]] = {"tenant": TENANT_SCOPES, "admin"
 Record = Callable[[ApiKey], Awaitable[None]]
 _Keys = dict[str, ApiKey]
 """By digest."""
-FOLLOW_SECONDS = 2.0
-"""How often keys that this node cannot change are read again."""
 SAVES_MAX = 5
 """How often a change is made again when another node changed the keys meanwhile."""
 
@@ -62,12 +61,20 @@ class KeyRing:
     def __init__(self, store: CredentialStore, loaded: Credentials) -> None:
         self._store = store
         self._change = asyncio.Lock()
+        self._notified = asyncio.Event()
+        self.on_changed: Callable[[], None] = lambda: None
+        """Called after a change that was made here, for the other nodes to know."""
         self.use(loaded)
 
     @property
     def read_only(self) -> str:
         """Why keys cannot be changed here; "" if they can."""
         return self._store.read_only
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether others change the keys, too: then ``follow`` must run."""
+        return self._store.follow_seconds is not None
 
     @classmethod
     async def load(cls, store: CredentialStore) -> KeyRing:
@@ -88,17 +95,23 @@ class KeyRing:
         """
         failing = False
         while True:
-            await asyncio.sleep(FOLLOW_SECONDS)
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._notified.wait(), self._store.follow_seconds)
+            self._notified.clear()
             try:
-                loaded = await self._store.load()
+                async with self._change:  # else it may put back what a change replaces
+                    loaded = await self._store.load()
+                    if loaded.version != self._version:
+                        self.use(loaded)
+                failing = False
             except HoldfastError as error:
                 if not failing:
                     telemetry.log.warning("access.keys_unread", error=error.message)
                 failing = True
-                continue
-            failing = False
-            if loaded.version != self._version:
-                self.use(loaded)
+
+    def on_notification(self) -> None:
+        """Another node says that it changed the keys: ``follow`` reads them now."""
+        self._notified.set()
 
     def list(self) -> Sequence[ApiKey]:
         return _in_order(self._keys)
@@ -196,6 +209,7 @@ class KeyRing:
                 self.use(await self._store.load())
                 continue
             self._put_in_force(keys)
+            self.on_changed()
             return
         raise Unavailable("the keys change too often; try again", retry_after_seconds=1.0)
 

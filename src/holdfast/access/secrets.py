@@ -115,6 +115,7 @@ class FileCredentials:
     """
 
     read_only = ""
+    follow_seconds = None
 
     def __init__(self, state_dir: Path, secret_file: Path | None = None) -> None:
         self._state_dir = state_dir
@@ -146,6 +147,8 @@ class SharedCredentials:
     A file that is missing is an error here, never an empty key ring: it may be about to
     be replaced.
     """
+
+    follow_seconds = 2.0
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder

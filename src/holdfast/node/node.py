@@ -216,7 +216,7 @@ class Node:
                 background_task("probe", self._probe),
                 background_task("housekeeping", self._key_expiry.run),
                 background_task("revocations", self.revocations.follow),
-                background_task("keys", self.keys.follow) if self.keys.read_only else nullcontext(),
+                background_task("keys", self.keys.follow) if self.keys.is_shared else nullcontext(),
                 background_task("issuers", self.issuers.run),
             ):
                 yield
