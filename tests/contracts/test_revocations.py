@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
-from functools import wraps
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from functools import partial, wraps
 from pathlib import Path
 from typing import Any
 
 import apsw
 import pytest
+from cluster_database import cluster_database
 from msgspec.structs import replace
 
 from holdfast.access.revocations.contract import (
@@ -18,23 +19,27 @@ from holdfast.access.revocations.contract import (
     RevocationKind,
     Revocations,
 )
+from holdfast.access.revocations.in_force import RevocationsInForce
 from holdfast.access.revocations.memory import MemoryRevocations
+from holdfast.access.revocations.postgres import PostgresRevocations
 from holdfast.access.revocations.sqlite import ACCESS, SqliteRevocations
 from holdfast.clock import Clock, ManualClock
 from holdfast.drivers.sqlite.database import SqliteSettings, open_and_migrate
 from holdfast.errors import Forbidden, NotFound
+from holdfast.message import User
 
 START = 1_000_000.0
 Scenario = Callable[[Revocations, ManualClock], Awaitable[None]]
+OpenStore = Callable[[Clock, int], AbstractAsyncContextManager[Revocations]]
 
 
 @asynccontextmanager
-async def opened(
-    adapter: str, folder: Path, clock: Clock, entries_max: int = ENTRIES_MAX
-) -> AsyncIterator[Revocations]:
-    if adapter == "memory":
-        yield MemoryRevocations(clock, entries_max)
-        return
+async def memory(clock: Clock, entries_max: int) -> AsyncIterator[Revocations]:
+    yield MemoryRevocations(clock, entries_max)
+
+
+@asynccontextmanager
+async def sqlite(folder: Path, clock: Clock, entries_max: int) -> AsyncIterator[Revocations]:
     store = await SqliteRevocations.open(folder / ACCESS.name, clock, entries_max=entries_max)
     try:
         yield store
@@ -42,12 +47,27 @@ async def opened(
         await store.close()
 
 
+@asynccontextmanager
+async def postgres(url: str, clock: Clock, entries_max: int) -> AsyncIterator[Revocations]:
+    async with cluster_database(url) as database:
+        yield await PostgresRevocations.open(database, clock, entries_max)
+
+
+@pytest.fixture(params=["memory", "sqlite", "postgres"])
+def opened(request: pytest.FixtureRequest, tmp_path: Path) -> OpenStore:
+    """Opens an empty store of one kind."""
+    if request.param == "memory":
+        return memory
+    if request.param == "sqlite":
+        return partial(sqlite, tmp_path)
+    return partial(postgres, request.getfixturevalue("postgres_server").url)
+
+
 def on_every_store(scenario: Scenario) -> Any:
-    @pytest.mark.parametrize("adapter", ["memory", "sqlite"])
     @wraps(scenario)
-    async def test(adapter: str, tmp_path: Path) -> None:
+    async def test(opened: OpenStore) -> None:
         clock = ManualClock(START)
-        async with opened(adapter, tmp_path, clock) as store:
+        async with opened(clock, ENTRIES_MAX) as store:
             await scenario(store, clock)
 
     del test.__wrapped__  # type: ignore[attr-defined]
@@ -141,12 +161,9 @@ async def test_entry_that_has_ended_is_gone_and_makes_room(
     assert (await store.add(entry(ends_at=START + 30, issued_before=START))).number == 3
 
 
-@pytest.mark.parametrize("adapter", ["memory", "sqlite"])
-async def test_full_store_refuses_the_next_entry_and_drops_none(
-    adapter: str, tmp_path: Path
-) -> None:
+async def test_full_store_refuses_the_next_entry_and_drops_none(opened: OpenStore) -> None:
     clock = ManualClock(START)
-    async with opened(adapter, tmp_path, clock, entries_max=3) as store:
+    async with opened(clock, 3) as store:
         for name in ("a", "b"):
             await store.add(entry(user_id=name))
         await store.add(entry(user_id="c", ends_at=START + 10))
@@ -162,11 +179,48 @@ async def test_full_store_refuses_the_next_entry_and_drops_none(
         assert [one.user_id for one in await store.all()] == ["a", "b", "d"]
 
 
+@on_every_store
+async def test_two_nodes_see_each_others_changes_when_they_refresh(
+    store: Revocations, clock: ManualClock
+) -> None:
+    one, two = RevocationsInForce(store, clock), RevocationsInForce(store, clock)
+    await one.refresh()
+    await two.refresh()
+    ban, mute = await one.add(entry("ban")), await two.add(entry("mute"))
+    for node in (one, two):
+        await node.refresh()
+        assert list(node.page(0, 10, lambda each: True)) == [ban, mute]
+    await two.remove(ban.number)
+    await one.refresh()
+    assert list(one.page(0, 10, lambda each: True)) == [mute]
+
+
+@on_every_store
+async def test_tokens_and_devices_of_an_erased_user_are_condensed_into_one_entry(
+    store: Revocations, clock: ManualClock
+) -> None:
+    node = RevocationsInForce(store, clock)
+    await node.refresh()
+    for named in (
+        entry("token", item="jti", ends_at=START + 10),
+        entry("device", item="phone", ends_at=START + 20),
+        entry("ban"),
+        entry("device", "bob", "phone", ends_at=START + 20),
+    ):
+        await node.add(named)
+    for _ in range(2):
+        await node.condense(User("acme", "alice"))
+        held = [(each.kind, each.user_id, each.item) for each in await store.all()]
+        assert held == [
+            ("ban", "alice", ""), ("device", "bob", "phone"), ("user", "alice", "")
+        ]  # fmt: skip
+
+
 async def test_entries_and_version_outlive_the_process(tmp_path: Path) -> None:
-    async with opened("sqlite", tmp_path, ManualClock(START)) as store:
+    async with sqlite(tmp_path, ManualClock(START), ENTRIES_MAX) as store:
         await store.add(entry("token", "", "j", ends_at=START + 0.5))
         before = list(await store.all()), await store.version()
-    async with opened("sqlite", tmp_path, ManualClock(START)) as store:
+    async with sqlite(tmp_path, ManualClock(START), ENTRIES_MAX) as store:
         assert (list(await store.all()), await store.version()) == before
 
 

@@ -5,6 +5,7 @@
 - ``sqlite``         files, threads, errors, backups of SQLite
 - ``postgres``       connections that are sessions; refuses poolers that share them
 - ``postgres_database``  a database for small adapters: a pool, translated errors
+- ``postgres_schema``  the schema of what nodes share: migrations of each adapter
 - ``redis_url``      addresses of Redis, alone or behind Sentinel (pure)
 - ``redis``          connections, reasons of failure, fitness to keep our state
 - ``redis_scripts``  script calls over one pipelined connection

@@ -88,6 +88,11 @@ def milliseconds(seconds: float) -> str:
     return str(max(1, round(seconds * 1000)))
 
 
+def storable(text: str) -> str:
+    """Text that PostgreSQL can store: no U+0000, no half of a surrogate pair."""
+    return text.replace("\0", "\ufffd").encode("utf-8", "replace").decode()
+
+
 class Database:
     """A pool that connects on first use and reconnects as needed."""
 

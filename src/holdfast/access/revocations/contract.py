@@ -1,4 +1,5 @@
-"""A revocation, and what a store of revocations promises. Adapters: memory, sqlite.
+"""A revocation, and what a store of revocations promises. Adapters: memory, sqlite,
+postgres.
 
 A change is on stable storage when its call returns. Errors are those of
 ``holdfast.errors``: ``Unavailable`` means that nothing happened, ``OutcomeUnknown``
