@@ -13,6 +13,7 @@ from its credential and from nowhere else.
 - ``contract``     API keys as stored; ``CredentialStore``: load, save
 - ``keys``         ``KeyRing``: issue, find, revoke; hashed at rest
 - ``secrets``      credentials in files: of this node's own, or shared by several
+- ``postgres``     credentials of a cluster: API keys in PostgreSQL
 - ``tickets``      the right to read one reply, as a part of its address
 - ``revocations``  who is cut off: the contract, its adapters, the entries in force
 - ``proofs``       proofs that this server once sent a cursor (pure)

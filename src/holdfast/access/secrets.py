@@ -82,18 +82,30 @@ def open_secrets(state_dir: Path, at: str) -> Secrets:
                 f"{path} can be read by others: `chmod 600` it, or remove it to get new secrets;"
                 " the old are void then"
             )
-        found = read_secrets(state_dir)
-        own = digest_of(found.admin_key)
-        completed = [with_every_scope(key) if key.digest == own else key for key in keys]
+        completed = with_own_key_completed(state_dir, keys)
         if completed != keys:
             write_keys(keys_file, completed)
-        return found
+        return read_secrets(state_dir)
     others = [key for key in keys if (key.kind, key.label) != ("admin", FIRST_KEY_LABEL)]
     key, admin_key = new_key("admin", FIRST_KEY_LABEL, at)
     write_keys(keys_file, [*others, key])  # removing the file is meant to void its key
     made = Secrets(secrets.token_urlsafe(48), admin_key)
     _write(path, made)
     return made
+
+
+def first_keys(state_dir: Path, at: str) -> Sequence[ApiKey]:
+    """The keys that a cluster begins with: those of its first node's directory."""
+    open_secrets(state_dir, at)
+    return read_keys(state_dir / KEYS_FILE)
+
+
+def with_own_key_completed(state_dir: Path, keys: Sequence[ApiKey]) -> Sequence[ApiKey]:
+    """The keys, with every scope for the admin key of this directory, if it has one."""
+    if not (state_dir / SECRETS_FILE).exists():
+        return keys
+    own = digest_of(read_secrets(state_dir).admin_key)
+    return [with_every_scope(key) if key.digest == own else key for key in keys]
 
 
 def keep_admin_key(state_dir: Path, keys: Sequence[ApiKey], admin_key: str) -> None:
