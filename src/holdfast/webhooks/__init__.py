@@ -10,4 +10,5 @@ and a handler delivers it.
 - ``parking``        the jobs of a disabled endpoint, and when they expire
 - ``parts``          the settings, and the parts that a node holds
 - ``sqlite``         endpoints and their deliveries in a SQLite file
+- ``postgres``       endpoints and their deliveries of a cluster
 """

@@ -1,4 +1,4 @@
-"""Webhook endpoints and the log of deliveries to them. Adapters: sqlite."""
+"""Webhook endpoints and the log of deliveries to them. Adapters: sqlite, postgres."""
 
 from __future__ import annotations
 
@@ -81,7 +81,8 @@ class WebhookEndpoints(Protocol):
 
     @property
     def version(self) -> int:
-        """A number that rises with every change made through this object."""
+        """A number that differs after every change that was made through this object,
+        and soon after one that another node made."""
         ...
 
     async def changed(self, version: int) -> None:
