@@ -1,16 +1,12 @@
-"""Events that cannot be used, kept for an operator so that reading can go on.
+"""A dead letter, what a store of them promises, and when they raise an alert.
 
-The contract, and the adapter of the embedded server. There the event itself stays in
-the log at its offset, so a bounded list in memory can lose only the reminder. Each
-dead letter is also logged as an error.
+Adapters: recent (in memory), postgres. Each dead letter is also logged as an error.
 """
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import islice
 from typing import Protocol
 
 from msgspec import Struct
@@ -50,8 +46,8 @@ class DeadLetter(Struct, frozen=True):
 
 
 class DeadLetters(Protocol):
-    """Where dead letters are kept. ``put`` must not fail because of one letter's
-    content; it raises Unavailable if nothing can be kept at all.
+    """Where the last ``max_letters`` are kept. ``put`` must not fail because of one
+    letter's content; it raises Unavailable if nothing can be kept at all.
     """
 
     async def put(self, letter: DeadLetter) -> None: ...
@@ -61,25 +57,21 @@ class DeadLetters(Protocol):
         ...
 
 
-class RecentDeadLetters:
-    """Keeps the last ``max_letters``. Alerts an operator when an hour has more than
+class DeadLetterAlarm:
+    """Counts dead letters, and alerts an operator when an hour has more than
     ``alert_threshold_per_hour``, once in that hour.
     """
 
-    def __init__(self, settings: DeadLetterSettings | None = None) -> None:
-        self._settings = settings or DeadLetterSettings()
-        self._letters: deque[DeadLetter] = deque(maxlen=self._settings.max_letters)
+    def __init__(self, settings: DeadLetterSettings) -> None:
+        self._settings = settings
         self._hour = ""
         self._in_hour = 0
 
-    async def put(self, letter: DeadLetter) -> None:
-        self._letters.append(letter)
-        telemetry.dead_letter(letter.reason, letter.shard, letter.offset, len(self._letters))
+    def count(self, letter: DeadLetter, kept: int) -> None:
+        """A letter was put; ``kept`` are there now."""
+        telemetry.dead_letter(letter.reason, letter.shard, letter.offset, kept)
         if (hour := letter.at[:_HOUR]) != self._hour:
             self._hour, self._in_hour = hour, 0
         self._in_hour += 1
         if self._in_hour == self._settings.alert_threshold_per_hour + 1:
             telemetry.many_dead_letters(self._in_hour)
-
-    async def read(self, limit: int) -> Sequence[DeadLetter]:
-        return list(islice(reversed(self._letters), limit))

@@ -1,0 +1,22 @@
+"""Events that cannot be used, kept for an operator so that reading can go on.
+
+- ``contract``  a dead letter, what a store of them promises, and when to alert
+- ``recent``    the last ones, in memory
+- ``postgres``  the last ones of all nodes of a cluster
+"""
+
+from holdfast.fanout.dead_letters.contract import (
+    DATA_BYTES_MAX,
+    DeadLetter,
+    DeadLetters,
+    DeadLetterSettings,
+)
+from holdfast.fanout.dead_letters.recent import RecentDeadLetters
+
+__all__ = [
+    "DATA_BYTES_MAX",
+    "DeadLetter",
+    "DeadLetterSettings",
+    "DeadLetters",
+    "RecentDeadLetters",
+]
