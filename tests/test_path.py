@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 import msgspec
 from gateway_rig import PLENTY, PROOFS, FakeSocket, RecordingPresence, principal, settle, verify
+from registry_rig import connect
 
 from holdfast.clock import Ids, timestamp
 from holdfast.eventlog.contract import START
@@ -22,7 +23,8 @@ from holdfast.fanout.contract import Envelope
 from holdfast.fanout.dead_letters import RecentDeadLetters
 from holdfast.fanout.fanout import Fanout, FanoutDeps
 from holdfast.fanout.members import Members
-from holdfast.fanout.memory import LocalLink, MemoryRegistry
+from holdfast.fanout.memory import LocalLink
+from holdfast.fanout.registry.memory import MemoryRegistry
 from holdfast.gateway.contract import GatewayDeps
 from holdfast.gateway.gateway import Gateway
 from holdfast.gateway.settings import GatewaySettings
@@ -92,8 +94,8 @@ async def path() -> AsyncIterator[Path]:
         verify=verify,
         rng=rng,
     )
-    registry, link, envelopes = MemoryRegistry(), LocalLink(), list[Envelope]()
-    await registry.announce(HERE, [ALICE, BOB])
+    registry, link, envelopes = MemoryRegistry(clock), LocalLink(), list[Envelope]()
+    await connect(registry, HERE, ALICE, BOB)
     link.connect(HERE, envelopes.append)
     fanout_deps = FanoutDeps(
         log, Members(store.members), registry, link, RecentDeadLetters(), PROOFS, HERE

@@ -1,65 +1,259 @@
-"""What every registry promises. A new adapter is one more line in ADAPTERS."""
+"""What every registry promises, at times that the test chooses. A new adapter is one
+more rig.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import itertools
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from typing import NamedTuple
 
 import pytest
+from registry_rig import DEVICES_MAX, RECORD, connect, device, disconnect
 from scripted_durability import ANNA, BELA, CLEO
 
-from holdfast.fanout.contract import Registry
-from holdfast.fanout.memory import MemoryRegistry
+from engines import Server
+from holdfast.clock import ManualClock
+from holdfast.fanout.registry.contract import LIVE_SECONDS, Displacement, NodeRecord, Registry
+from holdfast.fanout.registry.memory import MemoryRegistry
+from holdfast.fanout.registry.redis import RedisRegistry
 from holdfast.message import User
 
-ADAPTERS: dict[str, Callable[[], Registry]] = {"memory": MemoryRegistry}
+PREFIXES = itertools.count()
 
 
-@pytest.fixture(params=ADAPTERS)
-def registry(request: pytest.FixtureRequest) -> Registry:
-    return ADAPTERS[request.param]()
+class WallClock(ManualClock):
+    """The registry's clock, which an operator may set."""
+
+    def step(self, seconds: float) -> None:
+        self._start += seconds
+
+    def now_us(self) -> int:
+        return int(self.now() * 1_000_000)
 
 
-async def test_nobody_is_online_at_first(registry: Registry) -> None:
-    assert await registry.gateways_of([ANNA]) == {}
+class Rig(NamedTuple):
+    """One registry as two gateways reach it; east has users when west has none."""
+
+    east: Registry
+    west: Registry
+    clock: WallClock
 
 
-async def test_a_user_is_found_at_each_of_its_gateways(registry: Registry) -> None:
-    await registry.announce("east", [ANNA, BELA])
-    await registry.announce("west", [ANNA])
-    assert await registry.gateways_of([ANNA, BELA, CLEO]) == {"east": {ANNA, BELA}, "west": {ANNA}}
-    assert await registry.gateways_of([BELA]) == {"east": {BELA}}
-    assert await registry.gateways_of([]) == {}
+@asynccontextmanager
+async def memory(_server: Server | None) -> AsyncIterator[Rig]:
+    clock = WallClock()
+    registry = MemoryRegistry(clock)
+    yield Rig(registry, registry, clock)
 
 
-async def test_announcing_again_changes_nothing(registry: Registry) -> None:
-    await registry.announce("east", [ANNA])
-    await registry.announce("east", [ANNA])
-    await registry.withdraw("east", [ANNA])
-    assert await registry.gateways_of([ANNA]) == {}
+@asynccontextmanager
+async def redis(server: Server | None) -> AsyncIterator[Rig]:
+    assert server is not None
+    clock, prefix = WallClock(), f"registry-{next(PREFIXES)}:"
+    east, west = (RedisRegistry(server.url, prefix=prefix, clock_us=clock.now_us) for _ in range(2))
+    yield Rig(east, west, clock)
+    await east.close()
+    await west.close()
 
 
-async def test_withdrawing_concerns_one_gateway_and_the_unknown_is_harmless(
-    registry: Registry,
+Open = Callable[[Server | None], AbstractAsyncContextManager[Rig]]
+RIGS: dict[str, tuple[Open, str | None]] = {
+    "memory": (memory, None),
+    "redis": (redis, "redis_server"),
+}
+
+
+@pytest.fixture(params=RIGS)
+def rig(request: pytest.FixtureRequest) -> AbstractAsyncContextManager[Rig]:
+    opened, engine = RIGS[request.param]
+    return opened(None if engine is None else request.getfixturevalue(engine))
+
+
+Opened = AbstractAsyncContextManager[Rig]
+
+
+async def test_nobody_is_online_at_first(rig: Opened) -> None:
+    async with rig as (east, west, _):
+        assert await east.gateways_of([ANNA]) == {}
+        assert await west.connections_of("west") == []
+        assert await west.nodes() == {}
+        assert await west.sweep() == {}
+
+
+async def test_a_user_is_found_at_each_of_its_gateways(rig: Opened) -> None:
+    async with rig as (east, west, _):
+        await connect(east, "east", ANNA, BELA)
+        await connect(west, "west", ANNA)
+        found = await west.gateways_of([ANNA, BELA, CLEO])
+        assert found == {"east": {ANNA, BELA}, "west": {ANNA}}
+        assert await east.gateways_of(frozenset({BELA})) == {"east": {BELA}}
+        assert await east.gateways_of([]) == {}
+        assert await east.gateways_of([User("other", ANNA.user_id)]) == {}
+        await disconnect(east, "east", ANNA)
+        assert found == {"east": {ANNA, BELA}, "west": {ANNA}}, "an answer does not change"
+
+
+async def test_first_connection_anywhere_is_online_and_the_last_one_offline(rig: Opened) -> None:
+    async with rig as (east, west, clock):
+        first = await connect(east, "east", ANNA)
+        assert list(first.online) == [ANNA]
+        assert first.online[ANNA] >= clock.now_us()
+        assert (await connect(west, "west", ANNA)).online == {}
+        phone = device(ANNA, "east", "of east")
+        assert await east.unregister("east", [phone, phone]) == {}
+        gone = await west.unregister("west", [device(ANNA, "west", "of west")])
+        assert list(gone) == [ANNA]
+        assert gone[ANNA] > first.online[ANNA]
+        assert await east.gateways_of([ANNA]) == {}
+
+
+async def test_newer_connection_of_a_device_displaces_the_older_one(rig: Opened) -> None:
+    async with rig as (east, west, _):
+        await east.register("east", [device(ANNA, "east")], DEVICES_MAX)
+        moved = await west.register("west", [device(ANNA, "west")], DEVICES_MAX)
+        assert moved.displaced == [Displacement("east", "east:anna:phone")]
+        assert moved.online == {}
+        assert await east.gateways_of([ANNA]) == {"west": {ANNA}}
+        for _ in range(2):  # listed until the gateway has closed it
+            assert (await east.renew("east", RECORD)).displaced == ["east:anna:phone"]
+        assert await east.unregister("east", [device(ANNA, "east")]) == {}
+        assert (await east.renew("east", RECORD)).displaced == []
+        assert await east.gateways_of([ANNA]) == {"west": {ANNA}}
+
+
+async def test_device_more_than_the_bound_displaces_the_oldest(rig: Opened) -> None:
+    async with rig as (east, west, _):
+        for n in range(3):
+            await east.register("east", [device(ANNA, "east", f"device {n}")], 3)
+        made = await west.register(
+            "west", [device(ANNA, "west", "device 3"), device(BELA, "west", "device 3")], 3
+        )
+        assert made.displaced == [Displacement("east", "east:anna:device 0")]
+        held = {each.device_id for each in await east.connections_of("east")}
+        assert held == {"device 1", "device 2"}
+
+
+async def test_time_of_a_connection_rises_although_the_clock_goes_back(rig: Opened) -> None:
+    async with rig as (east, west, clock):
+        first = await east.register("east", [device(ANNA, "east")], DEVICES_MAX)
+        clock.step(-3600)
+        second = await west.register("west", [device(ANNA, "west")], DEVICES_MAX)
+        assert second.since["west:anna:phone"] > first.since["east:anna:phone"]
+        assert second.displaced == [Displacement("east", "east:anna:phone")]
+
+
+async def test_time_is_above_all_that_the_node_was_given_before_a_flush(rig: Opened) -> None:
+    async with rig as (east, west, clock):
+        first = await east.register("east", [device(ANNA, "east")], DEVICES_MAX)
+        await west.leave("east")
+        clock.step(-3600)
+        second = await east.register("east", [device(BELA, "east")], DEVICES_MAX)
+        assert second.since["east:bela:phone"] > first.since["east:anna:phone"]
+
+
+async def test_connection_registered_again_keeps_its_time_and_the_newer_one_wins(
+    rig: Opened,
 ) -> None:
-    await registry.announce("east", [ANNA])
-    await registry.announce("west", [ANNA])
-    await registry.withdraw("east", [ANNA, CLEO])
-    await registry.withdraw("nowhere", [ANNA])
-    assert await registry.gateways_of([ANNA]) == {"west": {ANNA}}
+    async with rig as (east, west, clock):
+        old = device(ANNA, "east")
+        since = (await east.register("east", [old], DEVICES_MAX)).since[old.connection_id]
+        clock.advance(1)
+        again = await east.register("east", [old._replace(since=since)], DEVICES_MAX)
+        assert again.since == {old.connection_id: since}
+        assert (again.displaced, again.online) == ([], {})
+        assert await east.connections_of("east") == [old._replace(since=since)]
+
+        new = device(ANNA, "west")
+        await west.leave("east")  # as a flush does
+        await west.register("west", [new], DEVICES_MAX)
+        late = await east.register("east", [old._replace(since=since)], DEVICES_MAX)
+        assert late.displaced == [Displacement("east", old.connection_id)]
+        assert await east.gateways_of([ANNA]) == {"west": {ANNA}}
+        assert (await east.renew("east", RECORD)).displaced == [old.connection_id]
 
 
-async def test_users_of_the_same_name_in_two_tenants_are_two(registry: Registry) -> None:
-    await registry.announce("east", [ANNA])
-    assert await registry.gateways_of([User("other", ANNA.user_id)]) == {}
+async def test_bound_keeps_the_newest_devices_when_an_old_one_is_registered_again(
+    rig: Opened,
+) -> None:
+    async with rig as (east, west, _):
+        old = device(ANNA, "east", "old")
+        since = (await east.register("east", [old], 2)).since[old.connection_id]
+        await west.leave("east")
+        await west.register("west", [device(ANNA, "west", "a"), device(ANNA, "west", "b")], 2)
+        late = await east.register("east", [old._replace(since=since)], 2)
+        assert late.displaced == [Displacement("east", old.connection_id)]
+        assert await east.gateways_of([ANNA]) == {"west": {ANNA}}
 
 
-async def test_an_answer_does_not_change_afterwards(registry: Registry) -> None:
-    await registry.announce("east", [ANNA, BELA])
-    answer = await registry.gateways_of([ANNA, BELA])
-    await registry.withdraw("east", [ANNA])
-    assert answer == {"east": {ANNA, BELA}}
+async def test_changes_are_counted_so_that_a_loss_shows(rig: Opened) -> None:
+    async with rig as (east, west, _):
+        assert (await east.renew("east", RECORD)).changes == 0
+        await connect(east, "east", ANNA)
+        await disconnect(east, "east", ANNA)
+        await connect(west, "west", ANNA)
+        assert (await east.renew("east", RECORD)).changes == 2
+        await east.leave("east")
+        assert (await east.renew("east", RECORD)).changes == 0
 
 
-async def test_any_iterable_of_users_will_do(registry: Registry) -> None:
-    await registry.announce("east", (user for user in (ANNA, BELA)))
-    assert await registry.gateways_of(user for user in (ANNA, CLEO)) == {"east": {ANNA}}
+async def test_gateway_that_does_not_renew_is_swept_and_the_others_are_not(rig: Opened) -> None:
+    async with rig as (east, west, clock):
+        await connect(east, "east", ANNA, BELA)
+        await connect(west, "west", BELA)
+        assert (await west.renew("west", RECORD)).gateways == 2
+        clock.advance(LIVE_SECONDS - 0.1)
+        assert await west.sweep() == {}
+        await west.renew("west", RECORD)
+        clock.advance(0.2)
+        assert await west.gateways_of([ANNA]) == {"east": {ANNA}}, "until it is swept"
+        gone = await west.sweep()
+        assert list(gone) == [ANNA]
+        assert await west.gateways_of([ANNA, BELA]) == {"west": {BELA}}
+        assert await west.sweep() == {}
+        answer = await east.renew("east", RECORD)
+        assert (answer.changes, answer.gateways) == (0, 2), "it was paused, and compares"
+
+
+async def test_clock_that_went_back_delays_a_sweep_by_no_more_than_a_life(rig: Opened) -> None:
+    async with rig as (east, west, clock):
+        await connect(east, "east", ANNA)
+        clock.step(-3600)
+        await west.sweep()
+        clock.advance(LIVE_SECONDS)
+        assert list(await west.sweep()) == [ANNA]
+
+
+async def test_everything_of_a_large_gateway_is_listed_and_removed(rig: Opened) -> None:
+    users = [User("default", f"user-{n}") for n in range(1_200)]
+    async with rig as (east, west, _):
+        for start in range(0, len(users), 400):
+            await connect(east, "east", *users[start : start + 400])
+        assert {each.user for each in await east.connections_of("east")} == set(users)
+        assert await west.gateways_of(users) == {"east": set(users)}
+        assert set(await west.leave("east")) == set(users)
+        assert await west.gateways_of(users) == {}
+        assert await west.connections_of("east") == []
+
+
+async def test_living_nodes_are_listed_with_their_records(rig: Opened) -> None:
+    async with rig as (east, west, clock):
+        record = NodeRecord("2.0", ("gateway", "admin"), 7, "ø")
+        await east.renew("east", RECORD)
+        clock.advance(LIVE_SECONDS / 2)
+        await west.renew("west", record)
+        assert await east.nodes() == {"east": RECORD, "west": record}
+        clock.advance(LIVE_SECONDS / 2)
+        assert await east.nodes() == {"west": record}
+        await west.leave("west")
+        assert await east.nodes() == {}
+
+
+async def test_names_are_not_confused_whatever_they_contain(rig: Opened) -> None:
+    async with rig as (east, _, _):
+        users = [User("a", "b c"), User("a b", "c"), User("a:b", "c"), User("ä", "{}[]'\"\\")]
+        for user in users:
+            await connect(east, "east:0", user)
+            assert await east.gateways_of([user]) == {"east:0": {user}}
+        assert await east.gateways_of(users) == {"east:0": set(users)}

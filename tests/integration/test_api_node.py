@@ -7,7 +7,7 @@ import errno
 import os
 import shlex
 import stat
-from collections.abc import AsyncIterator, Collection, Iterable
+from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -26,7 +26,6 @@ from holdfast.cli.context import CliContext, settings_of
 from holdfast.drivers.files import default_state_dir
 from holdfast.errors import Unavailable
 from holdfast.eventlog.sqlite import SqliteEventLog
-from holdfast.fanout.memory import MemoryRegistry
 from holdfast.ingest.hot_chats import HotChats
 from holdfast.message import User
 from holdfast.node.banner import banner_lines
@@ -286,23 +285,6 @@ async def test_an_operator_says_how_many_changes_may_be_under_way(
         assert (second.status_code, second.json()["error"]["details"]) == (503, {"limit": 1})
         may_end.set()
         assert (await first).status_code == 201
-
-
-async def test_node_announces_its_users_to_the_registry_with_each_heartbeat(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    announced = asyncio.Event()
-
-    async def announce(self: MemoryRegistry, gateway: str, users: Collection[User]) -> None:
-        announced.set()
-
-    monkeypatch.setattr(MemoryRegistry, "announce", announce)
-    async with serving_node(
-        tmp_path / "state", load(None, {}, {"gateway.timeouts.heartbeat_interval_seconds": 0.1})
-    ):
-        for _ in range(3):
-            announced.clear()
-            await asyncio.wait_for(announced.wait(), 5)
 
 
 async def test_status_is_answered_while_the_log_cannot_be_read(

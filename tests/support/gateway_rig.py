@@ -105,12 +105,14 @@ class RecordingPresence:
 
     def __init__(self) -> None:
         self.events: list[tuple[Any, ...]] = []
+        self._devices: dict[str, tuple[str, str]] = {}
 
-    def on_user_connected(self, user: User) -> None:
-        self.events.append(("came", user.user_id))
+    def on_connected(self, user: User, device_id: str, connection_id: str) -> None:
+        self.events.append(("came", user.user_id, device_id))
+        self._devices[connection_id] = (user.user_id, device_id)
 
-    def on_user_disconnected(self, user: User) -> None:
-        self.events.append(("left", user.user_id))
+    def on_disconnected(self, connection_id: str) -> None:
+        self.events.append(("left", *self._devices.pop(connection_id)))
 
     def typing(self, user: User, chat_id: str, active: bool) -> None:
         self.events.append(("typing", user.user_id, chat_id, active))

@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Iterable, Mapping, Sequence, Set
 from contextlib import asynccontextmanager
 
 import pytest
+from registry_rig import connect, disconnect
 from scripted_durability import ANNA, BELA, CHAT, CLEO, create_chat
 from store_rigs import act
 
@@ -20,7 +21,8 @@ from holdfast.fanout.contract import Envelope
 from holdfast.fanout.dead_letters import DeadLetter, DeadLetterSettings, RecentDeadLetters
 from holdfast.fanout.fanout import Fanout, FanoutDeps
 from holdfast.fanout.members import Members
-from holdfast.fanout.memory import LocalLink, MemoryRegistry
+from holdfast.fanout.memory import LocalLink
+from holdfast.fanout.registry.memory import MemoryRegistry
 from holdfast.message import Cursor, Draft, LogEntry, Member, User
 from holdfast.store.commands import AddMember, RemoveMember
 from holdfast.store.memory import MemoryStore
@@ -83,7 +85,7 @@ class Bench:
     def __init__(self, read_entries_max: int = 500) -> None:
         self.store, self.log = MemoryStore(), Log()
         self.store.on_commit(self.log.committed)
-        self.registry, self.link = Registry(), Link()
+        self.registry, self.link = Registry(LoopClock()), Link()
         self.letters = RecentDeadLetters()
         self.loads: list[str] = []
         self.load_fails: Exception | None = None
@@ -128,8 +130,8 @@ class Bench:
 async def running(read_entries_max: int = 500) -> AsyncIterator[Bench]:
     bench = Bench(read_entries_max)
     await create_chat(bench.store, ANNA, BELA)
-    await bench.registry.announce("east", [ANNA])
-    await bench.registry.announce("west", [BELA])
+    await connect(bench.registry, "east", ANNA)
+    await connect(bench.registry, "west", BELA)
     task = asyncio.create_task(bench.fanout.run())
     await asyncio.sleep(0.01)
     yield bench
@@ -223,8 +225,8 @@ async def test_a_send_that_hangs_is_skipped_and_not_tried_again() -> None:
 async def test_recipients_who_are_offline_are_skipped_without_a_try() -> None:
     async with running() as bench:
         skipped = metric("fanout_delivery_skipped_total", reason="offline")
-        await bench.registry.withdraw("east", [ANNA])
-        await bench.registry.withdraw("west", [BELA])
+        await disconnect(bench.registry, "east", ANNA)
+        await disconnect(bench.registry, "west", BELA)
         await bench.send("a", "b")
         await asyncio.sleep(0.01)
         assert bench.link.tries == []
@@ -284,7 +286,7 @@ async def test_fanout_waits_for_an_unavailable_log() -> None:
 async def test_a_fatal_error_ends_fanout_clearly_and_is_counted(where: str) -> None:
     bench = Bench()
     await create_chat(bench.store, ANNA)
-    await bench.registry.announce("east", [ANNA])
+    await connect(bench.registry, "east", ANNA)
     fatal = Unauthorized("the credentials were revoked")
     if where == "log":
         bench.log.error = fatal
@@ -306,7 +308,7 @@ async def test_a_fatal_error_ends_fanout_clearly_and_is_counted(where: str) -> N
 async def test_restarted_fanout_continues_where_it_ended_even_at_the_log_start() -> None:
     bench = Bench()
     await create_chat(bench.store, ANNA)
-    await bench.registry.announce("east", [ANNA])
+    await connect(bench.registry, "east", ANNA)
     bench.link.fail["east"] = Unauthorized("the credentials were revoked")
     first = asyncio.create_task(bench.fanout.run())
     await asyncio.sleep(1)
@@ -416,8 +418,8 @@ def test_under_random_faults_nobody_gets_a_message_twice_in_a_row_or_out_of_orde
     async def scenario() -> None:
         bench, rng = Bench(), random.Random(seed)
         await create_chat(bench.store, ANNA, BELA)
-        await bench.registry.announce("east", [ANNA])
-        await bench.registry.announce("west", [BELA])
+        await connect(bench.registry, "east", ANNA)
+        await connect(bench.registry, "west", BELA)
         task = asyncio.create_task(bench.fanout.run(after=START))
         for n in range(40):
             fault = rng.choice([None, None, Unavailable("reset"), 2.0])

@@ -19,10 +19,10 @@ from scripted_durability import ANNA, BELA, CHAT, CLEO, create_chat
 from store_rigs import act
 
 from holdfast.clock import TURN_SECONDS
+from holdfast.fanout.bus.contract import Status
+from holdfast.fanout.bus.memory import MemoryBus
 from holdfast.fanout.ephemeral import GATHER_SECONDS, Ephemeral, EphemeralSettings
 from holdfast.fanout.members import Members
-from holdfast.fanout.memory import MemoryRegistry
-from holdfast.fanout.presence import PresenceReporter
 from holdfast.fanout.receipts import Receipts
 from holdfast.message import LogEntry, Message, User, Watermark
 from holdfast.store.commands import AddMember
@@ -50,10 +50,15 @@ class Bench:
         self.plan = FaultPlan(random.Random(1))
         store = faulty(self.store, self.plan)
         self.members = Members(store.members)
-        self.ephemeral = Ephemeral(self.members, store.memberships, self.clock, settings)
+        self.bus = MemoryBus("east")
+        self.ephemeral = Ephemeral(self.members, store.memberships, self.clock, self.bus, settings)
         self.ephemeral.connect(self)
         self.sent: list[tuple[object, dict[str, Any]]] = []
         self.at: list[float] = []
+
+    def presence(self, user: User, status: Status) -> None:
+        """What the registry says at this moment."""
+        self.ephemeral.presence(user, status, int(self.clock.now() * 1_000_000))
 
     async def push_to_chats(
         self, chat_ids: Iterable[str], key: tuple[str, ...], frame: bytes
@@ -201,7 +206,7 @@ async def test_a_chat_above_a_hundred_members_hears_nothing() -> None:
             bench.ephemeral.typing(ANNA, chat_id, True)
         await asyncio.sleep(1)
         assert {to for to, _ in bench.take()} == {"small"}
-        bench.ephemeral.presence(ANNA, "online")
+        bench.presence(ANNA, "online")
         await asyncio.sleep(1)
         assert {to for to, _ in bench.take()} == {"small", CHAT}
 
@@ -209,7 +214,7 @@ async def test_a_chat_above_a_hundred_members_hears_nothing() -> None:
 async def test_presence_goes_to_the_chats_one_shares_with_the_time_last_seen() -> None:
     async with running() as bench:
         await create_chat(bench.store, BELA, CLEO, chat_id="other", owner=BELA)
-        bench.ephemeral.presence(ANNA, "online")
+        bench.presence(ANNA, "online")
         await asyncio.sleep(GATHER_SECONDS / 2)
         assert bench.take() == []
         await asyncio.sleep(GATHER_SECONDS)
@@ -222,10 +227,10 @@ async def test_presence_goes_to_the_chats_one_shares_with_the_time_last_seen() -
 
 async def test_short_absence_is_sent_as_its_end() -> None:
     async with running() as bench:
-        bench.ephemeral.presence(ANNA, "online")
+        bench.presence(ANNA, "online")
         await asyncio.sleep(0.1)
-        bench.ephemeral.presence(ANNA, "offline")
-        bench.ephemeral.presence(ANNA, "online")
+        bench.presence(ANNA, "offline")
+        bench.presence(ANNA, "online")
         await asyncio.sleep(2)
         assert [payload["status"] for _, payload in bench.take()] == ["online", "online"]
 
@@ -234,7 +239,7 @@ async def test_a_storm_of_arrivals_does_not_hold_up_typing() -> None:
     async with running() as bench:
         bench.plan.odds = {"memberships": Odds(delay=1.0, seconds_max=0.05)}
         for n in range(500):
-            bench.ephemeral.presence(User("default", f"user-{n}"), "online")
+            bench.presence(User("default", f"user-{n}"), "online")
         bench.ephemeral.typing(ANNA, CHAT, True)
         await asyncio.sleep(0.01)
         assert bench.take() == [typing(ANNA, True)], "it goes first"
@@ -247,7 +252,7 @@ async def test_a_storm_of_arrivals_gives_way_to_the_rest_every_few_milliseconds(
     async with running() as bench:
         bench.seconds_of_a_push = TURN_SECONDS / 2
         for n in range(20):
-            bench.ephemeral.presence(User("default", f"user-{n}"), "online")
+            bench.presence(User("default", f"user-{n}"), "online")
         telling = asyncio.create_task(bench.ephemeral.send_due())
         turns = 0
         while not telling.done():
@@ -260,7 +265,7 @@ async def test_who_comes_a_moment_later_is_looked_up_with_those_before() -> None
     async with running() as bench:
         for round_of_three in range(2):
             for n in range(3):
-                bench.ephemeral.presence(User("default", f"user-{round_of_three}-{n}"), "online")
+                bench.presence(User("default", f"user-{round_of_three}-{n}"), "online")
                 await asyncio.sleep(GATHER_SECONDS / 4)
             await asyncio.sleep(GATHER_SECONDS)
         assert bench.plan.counts == {("memberships", Fault.NONE): 2}
@@ -269,7 +274,7 @@ async def test_who_comes_a_moment_later_is_looked_up_with_those_before() -> None
 async def test_the_chats_of_a_crowd_that_comes_are_looked_up_together() -> None:
     async with running() as bench:
         for user in (ANNA, BELA, *(User("default", f"user-{n}") for n in range(118))):
-            bench.ephemeral.presence(user, "online")
+            bench.presence(user, "online")
         await asyncio.sleep(3)
         assert [payload["user_id"] for _, payload in bench.take()] == [ANNA.user_id, BELA.user_id]
         assert bench.plan.counts == {("memberships", Fault.NONE): 3, ("members", Fault.NONE): 1}
@@ -415,65 +420,10 @@ def test_of_many_chats_the_quiet_ones_are_forgotten_and_not_the_busy_ones() -> N
     assert [receipt.chat_id for _, _, receipt in sent] == ["busy", "new"]
 
 
-HEARTBEAT_SECONDS = 20.0
-
-
-@asynccontextmanager
-async def reporting(
-    **odds: Odds,
-) -> AsyncIterator[tuple[PresenceReporter, MemoryRegistry, Bench]]:
-    bench, registry = Bench(), MemoryRegistry()
-    bench.plan.odds = odds
-    reporter = PresenceReporter(
-        "east", faulty(registry, bench.plan), bench.ephemeral, HEARTBEAT_SECONDS
-    )
-    task = asyncio.create_task(reporter.run())
-    await asyncio.sleep(0)
-    yield reporter, registry, bench
-    task.cancel()
-    await asyncio.gather(task, return_exceptions=True)
-    assert await registry.gateways_of([ANNA, BELA]) == {} or odds
-
-
-async def test_the_registry_follows_who_comes_and_goes() -> None:
-    async with reporting() as (reporter, registry, _bench):
-        reporter.on_user_connected(ANNA)
-        reporter.on_user_connected(BELA)
-        reporter.on_user_disconnected(ANNA)
-        await asyncio.sleep(0.01)
-        assert await registry.gateways_of([ANNA, BELA]) == {"east": {BELA}}
-        reporter.on_user_connected(ANNA)
-        await asyncio.sleep(0.01)
-        assert await registry.gateways_of([ANNA, BELA]) == {"east": {ANNA, BELA}}
-
-
-async def test_presence_is_reported_again_after_the_registry_failed() -> None:
-    async with reporting(announce=Odds(fail=1.0)) as (reporter, registry, bench):
-        reporter.on_user_connected(ANNA)
-        reporter.on_user_connected(BELA)
-        await asyncio.sleep(0.5)
-        reporter.on_user_disconnected(BELA)
-        await asyncio.sleep(0.5)
-        assert await registry.gateways_of([ANNA, BELA]) == {}
-        bench.plan.heal()
-        await asyncio.sleep(2)
-        assert await registry.gateways_of([ANNA, BELA]) == {"east": {ANNA}}
-
-
-@pytest.mark.covers("000 presence updates: stale, eventually consistent")
-async def test_everybody_is_announced_again_each_heartbeat() -> None:
-    async with reporting() as (reporter, registry, _bench):
-        reporter.on_user_connected(ANNA)
-        await asyncio.sleep(1)
-        await registry.withdraw("east", [ANNA])
-        await asyncio.sleep(HEARTBEAT_SECONDS)
-        assert await registry.gateways_of([ANNA]) == {"east": {ANNA}}
-
-
 async def test_a_lookup_that_fails_never_raises_into_the_loop() -> None:
     async with running() as bench:
         bench.plan.odds = {"memberships": Odds(fail=1.0)}
-        bench.ephemeral.presence(ANNA, "online")
+        bench.presence(ANNA, "online")
         await asyncio.sleep(2)
         bench.ephemeral.typing(ANNA, CHAT, True)
         await asyncio.sleep(1)

@@ -15,6 +15,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
+from registry_rig import connect, disconnect
 from scripted_durability import ANNA, BELA, CHAT, Answers, body, create_chat
 from store_rigs import MemoryRig
 
@@ -26,7 +27,8 @@ from holdfast.fanout.contract import Envelope
 from holdfast.fanout.dead_letters import RecentDeadLetters
 from holdfast.fanout.fanout import Fanout, FanoutDeps
 from holdfast.fanout.members import Members
-from holdfast.fanout.memory import LocalLink, MemoryRegistry
+from holdfast.fanout.memory import LocalLink
+from holdfast.fanout.registry.memory import MemoryRegistry
 from holdfast.history.history import ChatHistory
 from holdfast.ingest.durability import EpochRaiser, StoreDurability
 from holdfast.ingest.intake import Intake
@@ -52,7 +54,7 @@ class Planes:
         self.clock = LoopClock()
         self.store, self.log = MemoryStore(), MemoryEventLog()
         self.store.on_commit(self.log.committed)
-        self.registry, self.link = MemoryRegistry(), LocalLink()
+        self.registry, self.link = MemoryRegistry(self.clock), LocalLink()
         rng = random.Random(1)
         self.store_faults, self.log_faults = FaultPlan(rng), FaultPlan(rng)
         self.registry_faults, self.link_faults = FaultPlan(rng), FaultPlan(rng)
@@ -102,8 +104,8 @@ async def running() -> AsyncIterator[Planes]:
     planes = Planes()
     await create_chat(planes.store, ANNA, BELA)
     await create_chat(planes.store, ANNA, BELA, chat_id="other")
-    await planes.registry.announce("east", [ANNA])
-    await planes.registry.announce("west", [BELA])
+    await connect(planes.registry, "east", ANNA)
+    await connect(planes.registry, "west", BELA)
     tasks = [asyncio.create_task(planes.intake.run()), asyncio.create_task(planes.fanout.run())]
     await asyncio.sleep(0.01)
     yield planes
@@ -398,11 +400,11 @@ async def test_a_retry_is_answered_as_the_first_time_and_delivered_once() -> Non
 @pytest.mark.covers("000 3.2 recipient offline: skip")
 async def test_who_is_offline_syncs_later() -> None:
     async with running() as planes:
-        await planes.registry.withdraw("west", [BELA])
+        await disconnect(planes.registry, "west", BELA)
         planes.send("a")
         await asyncio.sleep(1)
         assert planes.seen("west") == []
-        await planes.registry.announce("west", [BELA])
+        await connect(planes.registry, "west", BELA)
         await asyncio.sleep(60)
         assert planes.seen("west") == [], "nothing was queued for later"
         assert await planes.synced(BELA) == ["a"]

@@ -480,13 +480,30 @@ async def test_after_a_restart_clients_return_at_five_hundred_a_second_within_th
         await draining
 
 
-async def test_connections_are_announced_and_withdrawn_once_per_user() -> None:
+async def test_each_connection_is_announced_and_withdrawn_once() -> None:
     async with bench() as parts:
         one, two = parts.connect("alice", "a"), parts.connect("alice", "b")
         await settle()
         one.connection.connection_lost()
         two.connection.connection_lost()
-        assert parts.presence.events == [("came", "alice"), ("left", "alice")]
+        two.connection.connection_lost()
+        assert parts.presence.events == [
+            ("came", "alice", "a"),
+            ("came", "alice", "b"),
+            ("left", "alice", "a"),
+            ("left", "alice", "b"),
+        ]
+
+
+async def test_connections_that_others_displaced_are_closed_and_only_these() -> None:
+    async with bench() as parts:
+        one, two = parts.connect("alice", "a"), parts.connect("alice", "b")
+        await settle()
+        named = [one.connection.connection_id, "conn_of_another_life"]
+        for _ in range(2):
+            parts.gateway.close_displaced(named)
+        assert one.connection.closing is CloseReason.DUPLICATE_CONNECTION
+        assert two.connection.closing is None
 
 
 async def test_a_closed_connection_leaves_its_chats() -> None:

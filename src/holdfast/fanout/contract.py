@@ -1,12 +1,10 @@
-"""The seams of fanout: who is connected where, and how to reach a gateway.
-
-Both are best effort, and neither queues anything for later. A session notices what it
-missed by its continuity check, and sync repairs it.
+"""How fanout reaches a gateway: best effort, and nothing is queued for later. A session
+notices what it missed by its continuity check, and sync repairs it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from collections.abc import Callable, Sequence, Set
 from typing import Protocol
 
 from msgspec import Struct
@@ -33,26 +31,6 @@ class Envelope(Struct, frozen=True):
     """Everything one batch holds for one gateway: runs of chats, in log order."""
 
     runs: Sequence[MessageRun]
-
-
-class Registry(Protocol):
-    """Which users are connected to which gateways. Adapters: memory."""
-
-    async def announce(self, gateway: str, users: Iterable[User]) -> None:
-        """Record that these users are connected to this gateway. Where entries expire,
-        the gateway repeats this with its heartbeat.
-        """
-        ...
-
-    async def withdraw(self, gateway: str, users: Iterable[User]) -> None:
-        """Record that these users are no longer connected to this gateway."""
-        ...
-
-    async def gateways_of(self, users: Iterable[User]) -> Mapping[str, Set[User]]:
-        """For each gateway, which of ``users`` it holds. Raises Unavailable if the
-        registry cannot be read.
-        """
-        ...
 
 
 class Link(Protocol):

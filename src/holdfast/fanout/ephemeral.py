@@ -5,8 +5,9 @@ the same key, and at most one per key is sent each second. Chats above 100 membe
 none, and each user's typing is rate-limited. Notes beyond a bound are dropped and
 counted: none is worth a resync, and nothing waits for one.
 
-Frames go to the sessions of this node. With several nodes, ``Sessions`` becomes an
-adapter that reaches the others too.
+A note goes to the sessions of this node and, as one notification of the bus, to the
+other nodes. Each of them sends it to its own sessions, within its own bounds: it trusts
+no other node to stop typing, and no order of presences but the registry's.
 """
 
 from __future__ import annotations
@@ -14,14 +15,22 @@ from __future__ import annotations
 import asyncio
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
-from typing import Literal, Protocol
+from typing import Protocol, assert_never
 
 from holdfast import telemetry
 from holdfast.bounds import positive
 from holdfast.clock import Clock, Turns, timestamp, wait_at_most
 from holdfast.errors import HoldfastError
+from holdfast.fanout.bus.contract import (
+    Bus,
+    EphemeralNotification,
+    PresenceChanged,
+    ReceiptMoved,
+    Status,
+    TypingChanged,
+)
 from holdfast.fanout.members import Members
 from holdfast.fanout.receipts import Receipts
 from holdfast.message import Cursor, LogEntry, User, Watermark
@@ -29,7 +38,6 @@ from holdfast.resilience import Buckets
 from holdfast.wire.codec import encode_frame
 from holdfast.wire.frames import Presence, Receipt, Typing
 
-Status = Literal["online", "offline"]
 GATHER_SECONDS = 0.02
 """Users who connect or disconnect within this time are looked up in one read, and their
 presence goes out in one write to each session that shares a chat with them.
@@ -89,13 +97,17 @@ class EphemeralSettings:
 @dataclass(frozen=True, slots=True)
 class _Note:
     """A note to send. ``chat_id`` None: to everybody who shares a chat with ``about``.
-    ``to``: to this user only.
+    ``to``: to this user only. ``at``: when a presence changed.
+
+    ``shared``: another node sent it, to these chats.
     """
 
     about: User
     payload: Typing | Presence | Receipt
     chat_id: str | None = None
     to: User | None = None
+    at: int = 0
+    shared: Sequence[str] | None = None
 
     @property
     def kind(self) -> str:
@@ -116,9 +128,11 @@ class Ephemeral:
         members: Members,
         memberships: Callable[[Sequence[User]], Awaitable[_MembershipsOf]],
         clock: Clock,
+        bus: Bus,
         settings: EphemeralSettings | None = None,
     ) -> None:
         self._sessions: Sessions
+        self._bus = bus
         self._members = members
         self._memberships = memberships
         self._clock = clock
@@ -129,9 +143,10 @@ class Ephemeral:
         self._held: dict[_Key, _Note] = {}
         """Changed within a second of being sent: waits until the second is over."""
         self._sent_at: OrderedDict[_Key, float] = OrderedDict()
-        self._typing: OrderedDict[tuple[str, User], float] = OrderedDict()
+        self._typing: OrderedDict[tuple[str, User], tuple[float, _Note]] = OrderedDict()
+        """Until when, and the note that ends it."""
         self._typing_rates = Buckets(self._settings.typing_per_second, self._settings.typing_burst)
-        self._last_seen: OrderedDict[User, str] = OrderedDict()
+        self._last_seen: OrderedDict[User, int] = OrderedDict()
         self._news = asyncio.Event()
         self._gathers = False
         """A timer is running that lets further presences join the next round."""
@@ -144,22 +159,24 @@ class Ephemeral:
         """The user started or stopped typing. Without a new start, typing stops by
         itself after 10 s.
         """
-        self._type(user, chat_id, active, rated=True)
+        self._type(_Note(user, Typing(chat_id, user.user_id, active), chat_id=chat_id))
 
-    def _type(self, user: User, chat_id: str, active: bool, *, rated: bool) -> None:
-        note = _Note(user, Typing(chat_id, user.user_id, active), chat_id=chat_id)
+    def _type(self, note: _Note, *, rated: bool = True) -> None:
+        payload = note.payload
+        assert isinstance(payload, Typing)
+        key = (payload.chat_id, note.about)
         if rated and self._exceeds_rate(note):
             telemetry.ephemeral(note.kind, "dropped")
-        elif not active:
+        elif not payload.active:
             if self._put(note):
-                self._typing.pop((chat_id, user), None)
-        elif (chat_id, user) not in self._typing and len(
-            self._typing
-        ) >= self._settings.max_waiting:
+                self._typing.pop(key, None)
+        elif key not in self._typing and len(self._typing) >= self._settings.max_waiting:
             telemetry.ephemeral(note.kind, "dropped")  # if sent, nothing would ever end it
         elif self._put(note):
-            self._typing[chat_id, user] = self._clock.monotonic() + self._settings.typing_seconds
-            self._typing.move_to_end((chat_id, user))
+            until = self._clock.monotonic() + self._settings.typing_seconds
+            end = Typing(payload.chat_id, payload.user_id, active=False)
+            self._typing[key] = (until, replace(note, payload=end))
+            self._typing.move_to_end(key)
 
     def _exceeds_rate(self, note: _Note) -> bool:
         """Whether the user types too often. Replacing a waiting note costs nothing."""
@@ -167,18 +184,43 @@ class Ephemeral:
             return False
         return self._typing_rates.take(note.about, self._clock.monotonic()) > 0
 
-    def presence(self, user: User, status: Status) -> None:
-        """The user's first connection opened, or the last one closed."""
-        seen = timestamp(self._clock.now())
-        self._last_seen[user] = seen
+    def presence(self, user: User, status: Status, at: int) -> None:
+        """The user's first connection anywhere opened, or the last one closed, at this
+        time of the registry.
+        """
+        if self._is_newer(user, at):
+            self._put(_Note(user, Presence(user.user_id, status, _seen(at)), at=at))
+
+    def _is_newer(self, user: User, at: int) -> bool:
+        if at < self._last_seen.get(user, 0):
+            return False
+        self._last_seen[user] = at
         self._last_seen.move_to_end(user)
         if len(self._last_seen) > self._settings.max_last_seen:
             self._last_seen.popitem(last=False)
-        self._put(_Note(user, Presence(user.user_id, status, seen)))
+        return True
 
     def last_seen(self, user: User) -> str | None:
         """When the user last connected or disconnected, if this node remembers it."""
-        return self._last_seen.get(user)
+        at = self._last_seen.get(user)
+        return None if at is None else _seen(at)
+
+    def on_notification(self, notification: EphemeralNotification) -> None:
+        """Another node sent this note; its sessions have it already."""
+        about = notification.about
+        match notification:
+            case TypingChanged(chat_id=chat_id, active=active):
+                typing = Typing(chat_id, about.user_id, active)
+                self._type(_Note(about, typing, chat_id=chat_id, shared=(chat_id,)))
+            case PresenceChanged(status=status, at=at, chat_ids=chat_ids):
+                if self._is_newer(about, at):
+                    presence = Presence(about.user_id, status, _seen(at))
+                    self._put(_Note(about, presence, at=at, shared=chat_ids))
+            case ReceiptMoved(to=to, chat_id=chat_id, delivered=delivered, read=read):
+                receipt = Receipt(chat_id, about.user_id, delivered=delivered, read=read)
+                self._put(_Note(about, receipt, chat_id=chat_id, to=to, shared=(chat_id,)))
+            case _:
+                assert_never(notification)
 
     def on_entries(self, entries: Sequence[LogEntry]) -> None:
         """Remember the senders of this batch, for the receipts that will follow."""
@@ -212,7 +254,9 @@ class Ephemeral:
         turns = Turns(self._clock)
         for number, (ready, key) in enumerate(due):
             await turns.give_way()
-            note = ready.pop(key)
+            note = ready.pop(key, None)
+            if note is None:  # a newer presence of the user replaced it
+                continue
             self._sent_at[key] = now
             try:
                 async with asyncio.timeout(self._settings.lookup_timeout_seconds):
@@ -238,21 +282,31 @@ class Ephemeral:
                 self._ready_for(note)[key] = note
 
     def _ready_for(self, note: _Note) -> dict[_Key, _Note]:
-        return self._ready_presences if note.kind == Presence.type else self._ready
+        """Presences of this node's users wait for a lookup of their chats."""
+        looked_up = note.kind == Presence.type and note.shared is None
+        return self._ready_presences if looked_up else self._ready
 
     async def _send(self, note: _Note, memberships: _MembershipsOf) -> None:
+        chats = note.shared
+        if chats is None:
+            chats = await self._chats_of(note, memberships)
+            if not chats and note.chat_id is not None:
+                telemetry.ephemeral(note.kind, "dropped")
+                return
+            self._bus.publish(_notification(note, chats))
         frame = encode_frame(note.payload)
-        if note.chat_id is None:
-            shared = await self._shared_chats(note.about, memberships[note.about])
-            await self._sessions.push_to_chats(shared, note.key, frame)
-        elif not await self._concerns(note.to, note.about.tenant, note.chat_id):
-            telemetry.ephemeral(note.kind, "dropped")
-            return
-        elif note.to is None:
-            await self._sessions.push_to_chats((note.chat_id,), note.key, frame)
+        if note.to is None:
+            await self._sessions.push_to_chats(chats, note.key, frame)
         else:
-            self._sessions.push_to_user(note.to, note.chat_id, note.key, frame)
+            self._sessions.push_to_user(note.to, chats[0], note.key, frame)
         telemetry.ephemeral(note.kind, "told")
+
+    async def _chats_of(self, note: _Note, memberships: _MembershipsOf) -> Sequence[str]:
+        """The chats whose sessions get the note."""
+        if note.chat_id is None:
+            return await self._shared_chats(note.about, memberships[note.about])
+        concerned = await self._concerns(note.to, note.about.tenant, note.chat_id)
+        return (note.chat_id,) if concerned else ()
 
     async def _shared_chats(self, user: User, memberships: Iterable[str]) -> list[str]:
         chats = islice(memberships, self._settings.max_presence_chats)
@@ -268,10 +322,10 @@ class Ephemeral:
 
     def _stop_typing(self, now: float) -> None:
         while self._typing:
-            (chat_id, user), until = next(iter(self._typing.items()))
+            until, end = next(iter(self._typing.values()))
             if until > now or self._is_full:
                 return
-            self._type(user, chat_id, False, rated=False)
+            self._type(end, rated=False)
 
     @property
     def _is_full(self) -> bool:
@@ -285,6 +339,10 @@ class Ephemeral:
         key = note.key
         self._release(self._clock.monotonic())
         waiting = self._held if key in self._sent_at else self._ready_for(note)
+        if waiting is self._ready:
+            self._ready_presences.pop(key, None)
+        elif waiting is self._ready_presences:
+            self._ready.pop(key, None)
         if key in waiting:
             telemetry.ephemeral(note.kind, "merged")
         elif self._is_full:
@@ -307,3 +365,21 @@ class Ephemeral:
         for ready, key in due:
             ready.pop(key, None)
             telemetry.ephemeral(key[0], "dropped")
+
+
+def _seen(at: int) -> str:
+    return timestamp(at / 1_000_000)
+
+
+def _notification(note: _Note, chats: Sequence[str]) -> EphemeralNotification:
+    """What the other nodes get."""
+    match note.payload:
+        case Typing(chat_id=chat_id, active=active):
+            return TypingChanged(note.about, chat_id, active)
+        case Presence(status=status):
+            return PresenceChanged(note.about, status, note.at, tuple(chats))
+        case Receipt(chat_id=chat_id, delivered=delivered, read=read):
+            assert note.to is not None
+            return ReceiptMoved(note.about, note.to, chat_id, delivered, read)
+        case _:
+            assert_never(note.payload)

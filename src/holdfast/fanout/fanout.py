@@ -25,9 +25,10 @@ from holdfast.bounds import positive
 from holdfast.clock import Clock, timestamp
 from holdfast.errors import HoldfastError, OutcomeUnknown, Unavailable, UnreadableEvent
 from holdfast.eventlog.contract import START, EventLog, Position
-from holdfast.fanout.contract import Envelope, Link, MessageRun, Registry
+from holdfast.fanout.contract import Envelope, Link, MessageRun
 from holdfast.fanout.dead_letters import DATA_BYTES_MAX, DeadLetter, DeadLetters
 from holdfast.fanout.members import Members
+from holdfast.fanout.registry.contract import Registry
 from holdfast.fanout.routing import Gaps, envelopes, recipients, route, undeliverable
 from holdfast.message import Cursor, LogEntry, Message, User
 from holdfast.resilience import Backoff

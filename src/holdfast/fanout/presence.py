@@ -1,95 +1,215 @@
-"""Reports who is connected to this gateway: to the registry and to other users.
+"""Keeps the registry true about this gateway, and learns from it who is online.
 
-The gateway calls ``on_user_connected``, ``on_user_disconnected`` and ``typing``, which
-never wait. The registry gets the newest state of each user, in the order of the
-changes. A failed update is retried, and each heartbeat repeats all users, so that
-expiring entries last as long as their gateway. At most one update per user waits here.
+The gateway calls ``on_connected``, ``on_disconnected`` and ``typing``, which never
+wait. Changes go to the registry in batches. Its answers say whose first connection
+anywhere opened and whose last one closed, which other users see as presence, and which
+connections a newer one displaced.
+
+Every ``renew_seconds`` the gateway renews its node record. If the registry's count of
+changes is not this gateway's own, or after a call that failed, it compares everything
+the registry has with its own connections and corrects the difference. So a change that
+failed is not kept: the comparison finds it.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection
+from collections import defaultdict
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from typing import TypeVar
 
 from holdfast import telemetry
-from holdfast.clock import wait_at_most
+from holdfast.clock import Clock, wait_at_most
 from holdfast.errors import HoldfastError
-from holdfast.fanout.contract import Registry
+from holdfast.fanout.bus.contract import Bus, DeviceDisplaced
 from holdfast.fanout.ephemeral import Ephemeral
+from holdfast.fanout.registry.contract import (
+    CONNECTIONS_PER_CALL,
+    RENEW_SECONDS,
+    DeviceConnection,
+    Displacement,
+    NodeRecord,
+    Registry,
+)
 from holdfast.message import User
 
+T = TypeVar("T")
+
 CALL_SECONDS = 1.0
-"""How long the registry may take. No setting: the next heartbeat repeats everything."""
+"""How long a call of the registry may take. No setting: a comparison repairs it."""
 RETRY_SECONDS = 1.0
-"""How long to wait after a failed update."""
+"""How long to wait after a call that failed."""
 
 
 class PresenceReporter:
-    """One gateway's users. ``run`` must be running; when it ends, all are withdrawn."""
+    """One gateway's connections. ``run`` must be running; when it ends, the gateway
+    leaves the registry. ``devices_max`` is the bound per user.
+    """
 
     def __init__(
-        self, gateway: str, registry: Registry, ephemeral: Ephemeral, heartbeat_seconds: float
+        self,
+        gateway: str,
+        registry: Registry,
+        ephemeral: Ephemeral,
+        bus: Bus,
+        clock: Clock,
+        record: Callable[[], NodeRecord],
+        devices_max: int,
+        renew_seconds: float = RENEW_SECONDS,
     ) -> None:
         self._gateway = gateway
         self._registry = registry
         self._ephemeral = ephemeral
-        self._heartbeat_seconds = heartbeat_seconds
-        self._here: set[User] = set()
-        self._changes: dict[User, bool] = {}
+        self._bus = bus
+        self._clock = clock
+        self._record = record
+        self._devices_max = devices_max
+        self._renew_seconds = renew_seconds
+        self._here: dict[str, DeviceConnection] = {}
+        self._changed: dict[str, DeviceConnection] = {}
+        self._changes = 0
+        """As the registry should have counted them."""
+        self._failing = True
+        self._renew_at = clock.monotonic()
         self._woken = asyncio.Event()
+        self.close_displaced: Callable[[Iterable[str]], None] = lambda connection_ids: None
+        """Closes those of these connections that are open here."""
 
-    @property
-    def here(self) -> Collection[User]:
-        return self._here
+    # --- called by the gateway and the bus --------------------------------------------
 
-    def on_user_connected(self, user: User) -> None:
-        """The user's first connection to this gateway opened."""
-        self._here.add(user)
-        self._note(user, True)
-        self._ephemeral.presence(user, "online")
+    def on_connected(self, user: User, device_id: str, connection_id: str) -> None:
+        self._here[connection_id] = DeviceConnection(user, device_id, connection_id)
+        self._note(self._here[connection_id])
 
-    def on_user_disconnected(self, user: User) -> None:
-        """The user's last connection to this gateway closed."""
-        self._here.discard(user)
-        self._note(user, False)
-        self._ephemeral.presence(user, "offline")
+    def on_disconnected(self, connection_id: str) -> None:
+        """Harmless if it is repeated."""
+        if (connection := self._here.pop(connection_id, None)) is not None:
+            self._note(connection)
+
+    def _note(self, connection: DeviceConnection) -> None:
+        if not self._failing:  # else a comparison will find it
+            self._changed[connection.connection_id] = connection
+            self._woken.set()
 
     def typing(self, user: User, chat_id: str, active: bool) -> None:
         self._ephemeral.typing(user, chat_id, active)
 
+    def on_notification(self, notification: DeviceDisplaced) -> None:
+        if notification.gateway == self._gateway:
+            self.close_displaced(notification.connection_ids)
+
+    # --- the registry -----------------------------------------------------------------
+
     async def run(self) -> None:
         """Keep the registry up to date."""
         try:
-            await self._report(self._here, ())
             while True:
-                if await wait_at_most(self._woken, self._heartbeat_seconds):
-                    await self._report_changes()
+                self._woken.clear()
+                try:
+                    await self._step()
+                except (HoldfastError, TimeoutError) as error:
+                    telemetry.registry_failed(error)
+                    self._failing = True
+                    self._renew_at = self._clock.monotonic() + RETRY_SECONDS
+                rest = self._renew_at - self._clock.monotonic()
+                if self._failing:
+                    await asyncio.sleep(rest)
                 else:
-                    await self._report(self._here, ())
+                    await wait_at_most(self._woken, rest)
         finally:
-            await self._report((), self._here)
+            await self._leave()
 
-    async def _report_changes(self) -> None:
-        self._woken.clear()
-        changes, self._changes = self._changes, {}
-        connected = [user for user, here in changes.items() if here]
-        if not await self._report(connected, [user for user, here in changes.items() if not here]):
-            for user, here in changes.items():
-                self._changes.setdefault(user, here)
-            await asyncio.sleep(RETRY_SECONDS)
-            self._woken.set()
+    async def _step(self) -> None:
+        now = self._clock.monotonic()
+        if now >= self._renew_at:
+            self._renew_at = now + self._renew_seconds
+            await self._renew()
+        if self._changed:
+            changed, self._changed = self._changed, {}
+            await self._apply(
+                [self._here[each] for each in changed if each in self._here],
+                [connection for each, connection in changed.items() if each not in self._here],
+            )
 
-    async def _report(self, connected: Collection[User], disconnected: Collection[User]) -> bool:
+    async def _renew(self) -> None:
+        renewal = await _in_time(self._registry.renew(self._gateway, self._record()))
+        telemetry.dependency_up("registry", True)
+        telemetry.healthy_gateways(renewal.gateways)
+        self.close_displaced(renewal.displaced)
+        if self._failing or renewal.changes != self._changes:
+            await self._compare()
+
+    async def _compare(self) -> None:
+        """Make the registry's connections of this gateway equal to its own."""
+        recorded = {
+            connection.connection_id: connection
+            for connection in await _in_time(self._registry.connections_of(self._gateway))
+        }
+        here, self._changed, self._failing = dict(self._here), {}, False
+        await self._apply(
+            [connection for each, connection in here.items() if each not in recorded],
+            [connection for each, connection in recorded.items() if each not in here],
+        )
+        self._keep({each: connection.since for each, connection in recorded.items()})
+        renewal = await _in_time(self._registry.renew(self._gateway, self._record()))
+        self._changes = renewal.changes
+
+    async def _apply(
+        self, opened: Sequence[DeviceConnection], closed: Sequence[DeviceConnection]
+    ) -> None:
+        """Closed ones first, so that they do not count against the bound per user.
+
+        A user who reconnected in the same batch did not change.
+        """
+        online: dict[User, int] = {}
+        offline: dict[User, int] = {}
         try:
-            async with asyncio.timeout(CALL_SECONDS):
-                await self._registry.announce(self._gateway, list(connected))
-                if disconnected:
-                    await self._registry.withdraw(self._gateway, list(disconnected))
+            for part in _parts(closed):
+                offline |= await _in_time(self._registry.unregister(self._gateway, part))
+                self._changes += 1
+            for part in _parts(opened):
+                made = await _in_time(
+                    self._registry.register(self._gateway, part, self._devices_max)
+                )
+                self._changes += 1
+                online |= made.online
+                self._keep(made.since)
+                self._on_displaced(made.displaced)
+        finally:
+            for user, at in offline.items():
+                if user not in online:
+                    self._ephemeral.presence(user, "offline", at)
+            for user, at in online.items():
+                if user not in offline:
+                    self._ephemeral.presence(user, "online", at)
+
+    def _keep(self, since: Mapping[str, int]) -> None:
+        """Registered again, a connection keeps its time."""
+        for connection_id, stamp in since.items():
+            if (connection := self._here.get(connection_id)) is not None:
+                self._here[connection_id] = connection._replace(since=stamp)
+
+    def _on_displaced(self, displaced: Sequence[Displacement]) -> None:
+        by_gateway: defaultdict[str, list[str]] = defaultdict(list)
+        for gateway, connection_id in displaced:
+            by_gateway[gateway].append(connection_id)
+        self.close_displaced(by_gateway.pop(self._gateway, ()))
+        for gateway, connection_ids in by_gateway.items():
+            self._bus.publish(DeviceDisplaced(gateway, tuple(connection_ids)))
+
+    async def _leave(self) -> None:
+        try:
+            for user, at in (await _in_time(self._registry.leave(self._gateway))).items():
+                self._ephemeral.presence(user, "offline", at)
         except (HoldfastError, TimeoutError) as error:
             telemetry.registry_failed(error)
-            return False
-        return True
 
-    def _note(self, user: User, here: bool) -> None:
-        self._changes[user] = here
-        self._woken.set()
+
+async def _in_time(call: Awaitable[T]) -> T:
+    async with asyncio.timeout(CALL_SECONDS):
+        return await call
+
+
+def _parts(connections: Sequence[DeviceConnection]) -> Iterator[Sequence[DeviceConnection]]:
+    for start in range(0, len(connections), CONNECTIONS_PER_CALL):
+        yield connections[start : start + CONNECTIONS_PER_CALL]

@@ -40,14 +40,14 @@ RETURNS_PER_SECOND = 500
 
 
 class PresenceListener(Protocol):
-    """Learns from the gateway which users are connected and who is typing."""
+    """Learns from the gateway which devices are connected and who is typing."""
 
-    def on_user_connected(self, user: User) -> None:
-        """The user opened the first connection on this node."""
+    def on_connected(self, user: User, device_id: str, connection_id: str) -> None:
+        """A connection was authenticated."""
         ...
 
-    def on_user_disconnected(self, user: User) -> None:
-        """The user's last connection on this node has ended."""
+    def on_disconnected(self, connection_id: str) -> None:
+        """Such a connection has ended."""
         ...
 
     def typing(self, user: User, chat_id: str, active: bool) -> None: ...
@@ -215,6 +215,15 @@ class Gateway:
         """Queue an ephemeral frame to a user's sessions that are in this chat."""
         self._push((c for c in self._roster.of_user(user) if chat_id in c.chats), key, frame)
 
+    def close_displaced(self, connection_ids: Iterable[str]) -> None:
+        """Close those of these connections that are here: newer ones displaced them."""
+        for connection_id in connection_ids:
+            if (connection := self._connections.get(connection_id)) is not None:
+                try:
+                    connection.close(CloseReason.DUPLICATE_CONNECTION)
+                except Exception as error:
+                    _give_up(connection, error)
+
     def _push(self, connections: Iterable[Connection], key: tuple[str, ...], frame: bytes) -> None:
         for connection in connections:
             connection.do(connection.session.ephemeral(key, frame))
@@ -222,11 +231,9 @@ class Gateway:
     # --- called by connections (ConnectionHost) ---------------------------------------
 
     def on_opened(self, connection: Connection, now: float) -> None:
-        first = not self._roster.of_user(connection.user)
         for displaced in self._roster.add(connection):
             displaced.close(CloseReason.DUPLICATE_CONNECTION)
-        if first:
-            self._presence.on_user_connected(connection.user)
+        self._presence.on_connected(connection.user, connection.device_id, connection.connection_id)
 
     def on_established(self, connection: Connection) -> None:
         self._roster.establish(connection)
@@ -238,8 +245,7 @@ class Gateway:
         self.cutoff.forget(connection)
         if connection.authenticated:
             self._roster.remove(connection)
-            if not self._roster.of_user(connection.user):
-                self._presence.on_user_disconnected(connection.user)
+            self._presence.on_disconnected(connection.connection_id)
         telemetry.connection_ended(len(self._connections))
         if not self._connections:
             self._empty.set()

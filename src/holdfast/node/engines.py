@@ -18,18 +18,24 @@ from holdfast.access.revocations.contract import Revocations
 from holdfast.access.revocations.sqlite import ACCESS
 from holdfast.access.secrets import FileCredentials, SharedCredentials, open_secrets
 from holdfast.access.settings import AccessSettings
-from holdfast.clock import Clock, timestamp
+from holdfast.clock import Clock, Ids, timestamp
 from holdfast.drivers.sqlite.file_copy import StateFile
 from holdfast.errors import BadSetting, extra
 from holdfast.eventlog.contract import EventLog
 from holdfast.eventlog.sqlite import SqliteEventLog
-from holdfast.fanout.contract import Link, Registry
+from holdfast.fanout.bus.contract import Bus
+from holdfast.fanout.bus.memory import MemoryBus
+from holdfast.fanout.contract import Link
 from holdfast.fanout.dead_letters import DeadLetters, RecentDeadLetters
-from holdfast.fanout.memory import LocalLink, MemoryRegistry
+from holdfast.fanout.memory import LocalLink
+from holdfast.fanout.registry.contract import Registry
+from holdfast.fanout.registry.memory import MemoryRegistry
 from holdfast.limits.rulestore.sqlite import LIMITS
 from holdfast.node.revocations_file import open_revocations
 from holdfast.settings import DurabilitySettings, Settings
 from holdfast.store.contract import ChatStore, Records
+from holdfast.store.leases.contract import Leases
+from holdfast.store.leases.memory import MemoryLeases
 from holdfast.store.sqlite import CHATS, SqliteStore
 from holdfast.streaming.reply_log.contract import ReplyLog
 from holdfast.streaming.reply_log.sqlite import REPLIES, RepliesFile, SqliteReplyLog, SqliteUsage
@@ -50,6 +56,8 @@ class Engines(NamedTuple):
     records: Records
     log: EventLog
     registry: Registry
+    bus: Bus
+    leases: Leases
     link: Link
     dead_letters: DeadLetters
     credentials: CredentialStore
@@ -86,7 +94,9 @@ async def open_engines(settings: Settings, state: Path, clock: Clock) -> AsyncIt
             chats=store,
             records=store,
             log=SqliteEventLog(store),
-            registry=MemoryRegistry(),
+            registry=MemoryRegistry(clock),
+            bus=MemoryBus(Ids(clock).new("bus_")),
+            leases=MemoryLeases(clock),
             link=LocalLink(),
             dead_letters=RecentDeadLetters(settings.fanout.dlq),
             credentials=credentials,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import os
 import random
 from collections.abc import AsyncIterator, Mapping, Sequence
@@ -21,10 +22,18 @@ from holdfast.api.address_limits import AddressLimits
 from holdfast.api.deps import ApiDeps, PresenceView, Readiness
 from holdfast.clock import Clock, Ids, timestamp
 from holdfast.errors import HoldfastError
+from holdfast.fanout.bus.contract import (
+    DeviceDisplaced,
+    Notification,
+    RevocationsChanged,
+    Status,
+)
 from holdfast.fanout.ephemeral import Ephemeral
 from holdfast.fanout.fanout import Fanout, FanoutDeps
 from holdfast.fanout.members import Members
-from holdfast.fanout.presence import PresenceReporter
+from holdfast.fanout.presence import CALL_SECONDS, PresenceReporter
+from holdfast.fanout.registry.contract import NodeRecord
+from holdfast.fanout.registry.sweeper import RegistrySweeper
 from holdfast.gateway.contract import GatewayDeps
 from holdfast.gateway.gateway import Gateway
 from holdfast.gateway.handshake import Handshake
@@ -52,6 +61,9 @@ from holdfast.streaming.assistants.replying import AssistantDeps
 from holdfast.webhooks.parts import WorkParts
 from holdfast.wire.frames import Presence
 
+ROLES = ("gateway", "ingest", "streaming", "work", "admin")
+"""What every node does."""
+
 
 class Node:
     """The parts of one node."""
@@ -75,6 +87,8 @@ class Node:
         """Set when a part has ended that the node cannot serve without."""
         self._work = work
         self._gauges_seconds = gauges_seconds
+        self._last_lag = 0
+        self._settings_digest = _digest_of(settings)
         self._clock = clock
         self._ids = ids = Ids(clock)
 
@@ -100,15 +114,13 @@ class Node:
 
         members = Members(chats.members)
         self._ephemeral = Ephemeral(
-            members, self.history.memberships_of, clock, settings.fanout.ephemeral
+            members, self.history.memberships_of, clock, engines.bus, settings.fanout.ephemeral
         )
         self._watermarks = Watermarks(
             self._durability, self._ephemeral.on_watermarks_moved, durability.watermarks
         )
-        heartbeat = settings.gateway.timeouts.heartbeat_interval_seconds
-        self._presence_reporter = PresenceReporter(
-            self.node_id, engines.registry, self._ephemeral, heartbeat
-        )
+        self._presence_reporter = self._make_presence_reporter()
+        self._sweeper = RegistrySweeper(engines.registry, self._ephemeral, engines.leases, clock)
         self.gateway = Gateway(
             self._gateway_deps(), self._presence_reporter, _memory_budget(settings)
         )
@@ -122,6 +134,20 @@ class Node:
         self.revocations.on_added = self.gateway.cutoff.on_revoked
         self.engines.link.connect(self.node_id, self.gateway.deliver)
         self._ephemeral.connect(self.gateway)
+        self._presence_reporter.close_displaced = self.gateway.close_displaced
+        bus = self.engines.bus
+        bus.subscribe(self._on_notification)
+        self.revocations.on_stored = lambda: bus.publish(RevocationsChanged())
+
+    def _on_notification(self, notification: Notification) -> None:
+        """Another node published this."""
+        match notification:
+            case DeviceDisplaced():
+                self._presence_reporter.on_notification(notification)
+            case RevocationsChanged():
+                self.revocations.wake()
+            case _:
+                self._ephemeral.on_notification(notification)
 
     @property
     def url(self) -> str:
@@ -142,6 +168,17 @@ class Node:
             refusal=self.revocations.refusal,
             rng=random.Random(),
             sends_failing_seconds=lambda: self._durability.breaker_open_seconds,
+        )
+
+    def _make_presence_reporter(self) -> PresenceReporter:
+        return PresenceReporter(
+            self.node_id,
+            self.engines.registry,
+            self._ephemeral,
+            self.engines.bus,
+            self._clock,
+            self._node_record,
+            self.settings.gateway.connections_per_user,
         )
 
     def _make_fanout(self, members: Members, proofs: CursorProofs) -> Fanout:
@@ -211,7 +248,9 @@ class Node:
             async with (
                 background_task("fanout", self._fanout.run),
                 background_task("ephemeral", self._ephemeral.run),
+                background_task("bus", self.engines.bus.run),
                 background_task("attendance", self._presence_reporter.run),
+                background_task("registry_sweep", self._sweeper.run),
                 background_task("gauges", self._keep_gauges),
                 background_task("probe", self._probe),
                 background_task("housekeeping", self._key_expiry.run),
@@ -237,6 +276,7 @@ class Node:
         while True:
             await asyncio.sleep(self._gauges_seconds)
             if (lag := await self._lag()) is not None:
+                self._last_lag = lag
                 telemetry.fanout_lag(lag)
             telemetry.hot_chats(len(self._intake.hot_chats()))
             telemetry.sends_waiting(self._intake.waiting)
@@ -308,18 +348,25 @@ class Node:
         await self.revocations.condense(user)
         await self.streaming.forget_user(user)
 
+    def _node_record(self) -> NodeRecord:
+        return NodeRecord(__version__, ROLES, self._last_lag, self._settings_digest)
+
     async def _presence(self, users: Sequence[User]) -> PresenceView:
-        here = self._presence_reporter.here
+        """Without the registry only users connected here are known to be online."""
+        try:
+            async with asyncio.timeout(CALL_SECONDS):
+                found = await self.engines.registry.gateways_of(users)
+        except (HoldfastError, TimeoutError) as error:
+            telemetry.registry_failed(error)
+            here = [user for user in users if self.gateway.roster.of_user(user)]
+            return PresenceView([self._presence_of(user, "online") for user in here], stale=True)
+        online = set[User]().union(*found.values())
         return PresenceView(
-            [
-                Presence(
-                    user.user_id,
-                    "online" if user in here else "offline",
-                    self._ephemeral.last_seen(user) or "",
-                )
-                for user in users
-            ]
+            [self._presence_of(user, "online" if user in online else "offline") for user in users]
         )
+
+    def _presence_of(self, user: User, status: Status) -> Presence:
+        return Presence(user.user_id, status, self._ephemeral.last_seen(user) or "")
 
     async def _readiness(self) -> Readiness:
         states = {"store": self._durability.breaker, "store_reads": self.history.breaker}
@@ -355,7 +402,7 @@ class Node:
             "dependencies": readiness.dependencies,
             "trouble": self._trouble(),
             "connections": self.gateway.connections,
-            "users": len(self._presence_reporter.here),
+            "users": len(self.gateway.roster.users),
             "sends_waiting": self._intake.waiting,
             "hot_chats": dict(self._intake.hot_chats()),
             "hot_messages_per_minute": self.settings.durability.intake.hot_messages_per_minute,
@@ -370,6 +417,16 @@ class Node:
             "replies": self.streaming.status(),
             "settings": {path: str(value) for path, value, _ in differences(self.settings)},
         }
+
+
+def _digest_of(settings: Settings) -> str:
+    """Of what nodes of a cluster should share; each has its own address and name."""
+    found = [
+        (path, str(value))
+        for path, value, _ in differences(settings)
+        if not path.startswith("server.")
+    ]
+    return hashlib.blake2b(repr(found).encode(), digest_size=8).hexdigest()
 
 
 def _memory_budget(settings: Settings) -> int:

@@ -8,6 +8,7 @@
 - ``numbering``      which sequence or error each send of a group gets (pure)
 - ``pages``          how a page of messages is cut (pure)
 - ``rollbacks``      cursors beyond the head: lost messages, or a made-up cursor
+- ``leases/``        one node at a time does what only one may do
 - ``memory/``        the reference adapter, also the store of the simulation
 - ``sqlite/``        the embedded adapter: one file, one writer thread, a few readers
 """

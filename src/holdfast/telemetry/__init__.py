@@ -16,6 +16,7 @@ HELP text are those of the design documents.
 from holdfast.telemetry.logs import ThrottledLog, configure_logging, log, safe_text
 from holdfast.telemetry.marks import mark, on_mark
 from holdfast.telemetry.messaging import (
+    bus_notifications,
     connection_closed,
     connection_ended,
     connection_lost,
@@ -120,6 +121,7 @@ __all__ = [
     "TraceSettings",
     "admin_error",
     "assistant_job_ended",
+    "bus_notifications",
     "configure_logging",
     "connection_closed",
     "connection_ended",

@@ -341,6 +341,11 @@ _healthy_gateways = gauge(
 _ephemeral = counter(
     "fanout_ephemeral", "Typing, presence and receipts, by what became of them", ("kind", "outcome")
 )  # outcome: told, merged, dropped
+_bus = counter(
+    "fanout_bus_notifications",
+    "Notifications between nodes, by what became of them",
+    ("outcome",),
+)  # outcome: sent, received, dropped, unreadable
 
 
 def fanout_lag(entries: int) -> None:
@@ -397,9 +402,7 @@ def registry_failed(error: Exception) -> None:
     mark("the registry failed")
     _registry_errors.inc()
     dependency_up("registry", False)
-    log.warning(
-        "fanout.registry_failed", detail="delivering to local connections only", error=str(error)
-    )
+    log.warning("fanout.registry_failed", error=str(error))
 
 
 def healthy_gateways(count: int) -> None:
@@ -408,3 +411,7 @@ def healthy_gateways(count: int) -> None:
 
 def ephemeral(kind: str, outcome: str, count: int = 1) -> None:
     _ephemeral.labels(kind, outcome).inc(count)
+
+
+def bus_notifications(outcome: str, count: int = 1) -> None:
+    _bus.labels(outcome).inc(count)

@@ -221,8 +221,8 @@ def limits_state(batch_keys: int, lease_tokens: int, nodes: int, degraded_ratio:
 
 
 def redis_failed(use: str, reason: str) -> None:
-    """``use``: counters, notifications or replies (their pool and their log);
-    ``reason``: of ``drivers.redis.REASONS``.
+    """``use``: counters, notifications, replies (their pool and their log), registry or
+    bus; ``reason``: of ``drivers.redis.REASONS``.
     """
     _redis_errors.labels(use, reason).inc()
 

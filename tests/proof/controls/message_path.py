@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 
 from holdfast.clock import Clock
 from holdfast.errors import HoldfastError, Unavailable
-from holdfast.fanout.contract import Registry
+from holdfast.fanout.registry.contract import Registry
 from holdfast.gateway.connection import Connection
 from holdfast.ingest.durability import StoreDurability
 from holdfast.ingest.intake import Intake

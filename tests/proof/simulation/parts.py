@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from holdfast.clock import Clock
 from holdfast.eventlog.memory import MemoryEventLog
-from holdfast.fanout.contract import Registry
+from holdfast.fanout.registry.contract import Registry
 from holdfast.gateway.connection import Connection
 from holdfast.gateway.gateway import Gateway
 from holdfast.gateway.settings import GatewaySettings

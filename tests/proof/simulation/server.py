@@ -16,12 +16,15 @@ from holdfast.access.principal import USER_SCOPES, Principal
 from holdfast.access.proofs import CursorProofs
 from holdfast.clock import Ids
 from holdfast.errors import Unauthorized
+from holdfast.fanout.bus.memory import MemoryBus
 from holdfast.fanout.dead_letters import RecentDeadLetters
 from holdfast.fanout.ephemeral import Ephemeral
 from holdfast.fanout.fanout import Fanout, FanoutDeps
 from holdfast.fanout.members import Members
-from holdfast.fanout.memory import LocalLink, MemoryRegistry
+from holdfast.fanout.memory import LocalLink
 from holdfast.fanout.presence import PresenceReporter
+from holdfast.fanout.registry.contract import NodeRecord
+from holdfast.fanout.registry.memory import MemoryRegistry
 from holdfast.gateway.connection import Connection
 from holdfast.gateway.contract import GatewayDeps
 from holdfast.gateway.settings import GatewaySettings
@@ -42,6 +45,7 @@ from proof.simulation.watch import Watch, WatchedLink, watched, watched_intake
 from proof.virtual_loop import LoopClock
 
 HERE = "here"
+RECORD = NodeRecord("simulated", (), 0, "")
 HEARTBEAT_SECONDS = 10.0
 PROOFS = CursorProofs(b"simulation")
 RESTART_SECONDS = 1.0
@@ -66,16 +70,25 @@ class SimulatedServer:
         store = faulty(parts.around_store(cast(ChatStore, self._mortal)), plan)
         rng = random.Random(options.seed + 3)
         self.settings = parts.settings(gateway_settings(options))
-        self._registry = faulty(MemoryRegistry(), plan)
+        self._registry = faulty(MemoryRegistry(self._clock), plan)
         self.durability: Durability = parts.durability(store, self._clock, self._registry)
         self._intake = watched_intake(watch, parts.intake)(self.durability, self._clock, ids)
         self.history = ChatHistory(
             store, EpochRaiser(self.durability, self._clock, ids), PROOFS, self._clock
         )
         self._members = Members(store.members)
-        self._ephemeral = Ephemeral(self._members, self.history.memberships_of, self._clock)
+        bus = MemoryBus(HERE)
+        self._ephemeral = Ephemeral(self._members, self.history.memberships_of, self._clock, bus)
         self._watermarks = Watermarks(self.durability, self._ephemeral.on_watermarks_moved)
-        self._presence = PresenceReporter(HERE, self._registry, self._ephemeral, HEARTBEAT_SECONDS)
+        self._presence = PresenceReporter(
+            HERE,
+            self._registry,
+            self._ephemeral,
+            bus,
+            self._clock,
+            lambda: RECORD,
+            self.settings.connections_per_user,
+        )
         deps = GatewayDeps(
             self.settings,
             self._clock,
@@ -89,6 +102,7 @@ class SimulatedServer:
         connection_type = watched(watch, parts.connection, parts.session)
         self.gateway = parts.gateway(deps, self._presence, _PLENTY_BYTES, connection_type)
         self._ephemeral.connect(self.gateway)
+        self._presence.close_displaced = self.gateway.close_displaced
         link = LocalLink()
         link.connect(HERE, self.gateway.deliver)
         tried = WatchedLink(faulty(link, plan), watch)

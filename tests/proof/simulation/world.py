@@ -76,7 +76,8 @@ BURST_PAGES = 4
 HALTED_SECONDS_MAX = 3.0
 PLANES: dict[str, FaultPlane] = {
     **dict.fromkeys(("append", "change", "mark"), "durability"),
-    **dict.fromkeys(("gateways_of", "deliver", "announce", "withdraw", "read"), "fanout"),
+    **dict.fromkeys(("gateways_of", "deliver", "read"), "fanout"),
+    **dict.fromkeys(("register", "unregister", "renew", "connections_of", "leave"), "fanout"),
 }  # fmt: skip
 """The plane of each verb's dependency; every other verb reads history."""
 

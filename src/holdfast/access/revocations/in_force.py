@@ -24,7 +24,7 @@ from holdfast.access.revocations.contract import (
     full,
     unknown,
 )
-from holdfast.clock import Clock, Turns, timestamp
+from holdfast.clock import Clock, Turns, timestamp, wait_at_most
 from holdfast.errors import HoldfastError, NotFound, Unauthorized
 from holdfast.message import User
 
@@ -47,7 +47,8 @@ Added = Callable[[Sequence[Revocation]], None]
 class RevocationsInForce:
     """The entries of one node.
 
-    ``on_added`` gets new or changed ones, once in effect.
+    ``on_added`` gets new or changed ones, once in effect; ``on_stored`` is called after
+    each change made here, so that other nodes can be woken.
     """
 
     def __init__(self, store: Revocations, clock: Clock) -> None:
@@ -57,7 +58,9 @@ class RevocationsInForce:
         """By number."""
         self._version = -1
         self._change = asyncio.Lock()
+        self._woken = asyncio.Event()
         self.on_added: Added = lambda entries: None
+        self.on_stored: Callable[[], None] = lambda: None
 
     # --- what they refuse
     # -------------------------------------------------------------------------------
@@ -155,6 +158,7 @@ class RevocationsInForce:
             if len(self._entries) > self._store.entries_max:
                 self._forget_ended()
         self._changed([stored])
+        self.on_stored()
         return stored
 
     async def remove(self, number: int) -> Revocation:
@@ -164,6 +168,7 @@ class RevocationsInForce:
             self._entries.pop(removed.key, None)
             self._version += 1
         self._changed([])
+        self.on_stored()
         return removed
 
     async def condense(self, user: User) -> None:
@@ -197,11 +202,16 @@ class RevocationsInForce:
             self._entries, self._version = found, version
         self._changed(added)
 
+    def wake(self) -> None:
+        """Refresh now: another node changed something."""
+        self._woken.set()
+
     async def follow(self) -> None:
         """Refresh until cancelled; retry a store that does not answer."""
         failing = False
         while True:
-            await asyncio.sleep(FOLLOW_SECONDS)
+            await wait_at_most(self._woken, FOLLOW_SECONDS)
+            self._woken.clear()
             try:
                 await self.refresh()
                 failing = False

@@ -123,7 +123,7 @@ FIRST_LEASE = 4
 """Tokens leased with a subject's first check: most subjects make only a few."""
 
 
-class Leases:
+class TokenLeases:
     """The leases of one node. ``taken_at`` is in the counters' own time."""
 
     def __init__(self, keys_max: int, seconds: float) -> None:

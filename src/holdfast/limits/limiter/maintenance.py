@@ -33,7 +33,7 @@ from holdfast.limits.counters.contract import (
     Counters,
     NodesAnnounced,
 )
-from holdfast.limits.limiter.cache import Leases
+from holdfast.limits.limiter.cache import TokenLeases
 from holdfast.limits.limiter.fallback import FallbackLimiter, NodeMembership
 from holdfast.limits.snapshot_file import SavedNodes, load_nodes, save_nodes
 
@@ -48,7 +48,7 @@ class Reconciler:
         self,
         counters: Counters,
         share: FallbackLimiter,
-        leases: Leases,
+        leases: TokenLeases,
         monotonic: Callable[[], float],
     ) -> None:
         self._counters = counters

@@ -22,7 +22,7 @@ from holdfast.clock import Clock, Ids
 from holdfast.limits.algorithms import CounterReading
 from holdfast.limits.counters.contract import Adjustment, CounterKey, CounterRequest, Counters
 from holdfast.limits.limiter.batch import BatchedCheck, Batcher, BatchResult
-from holdfast.limits.limiter.cache import CacheEntry, Denial, HoldRegistry, Leases, LruDict
+from holdfast.limits.limiter.cache import CacheEntry, Denial, HoldRegistry, LruDict, TokenLeases
 from holdfast.limits.limiter.decisions import CompiledRule, DecisionBuilder
 from holdfast.limits.limiter.fallback import FallbackLimiter
 from holdfast.limits.limiter.maintenance import NodeHeartbeat
@@ -38,7 +38,7 @@ class KeyMemory:
 
     def __init__(self, settings: LimiterSettings, clock: Clock, node: str) -> None:
         self.cache: LruDict[CacheEntry] = LruDict(settings.keys_max)
-        self.leases = Leases(settings.keys_max, settings.lease_seconds)
+        self.leases = TokenLeases(settings.keys_max, settings.lease_seconds)
         self.hold_registry = HoldRegistry(Ids(clock), settings.keys_max)
         self.share = FallbackLimiter(settings.keys_max, node)
 
