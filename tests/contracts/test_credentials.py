@@ -116,6 +116,19 @@ async def test_two_rings_on_one_store_lose_none_of_their_changes(opened: OpenSto
             ring.find(of_two)
 
 
+async def test_scope_of_a_newer_release_is_kept_and_grants_nothing_here(
+    opened: OpenStore,
+) -> None:
+    async with opened() as store:
+        before = await store.load()
+        newer = structs.replace(a_key("newer"), scopes=("chats:write", "moon:write"))
+        await store.save([*before.keys, newer], before.version)
+        ring = await KeyRing.load(store)
+        await ring.issue("tenant", "other", AT, tenant="acme")
+        [found] = [key for key in (await store.load()).keys if key.label == "newer"]
+        assert found == newer and "chats:write" in found.principal("alice").scopes
+
+
 async def test_credentials_do_not_show_their_secrets(opened: OpenStore) -> None:
     async with opened() as store:
         loaded = await store.load()

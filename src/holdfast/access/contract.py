@@ -6,7 +6,9 @@ from collections.abc import Sequence
 from functools import lru_cache
 from typing import Literal, NamedTuple, Protocol
 
+import msgspec
 from msgspec import Struct
+from msgspec.structs import asdict
 
 from holdfast.access.principal import CHATS_WRITE, AnyScope, KeyScope, Principal
 
@@ -36,6 +38,33 @@ class ApiKey(Struct, frozen=True, forbid_unknown_fields=True):
         if self.kind == "admin":
             return Principal("", self.key_id, scopes, "admin_key", key_id=self.key_id)
         return Principal(self.tenant, act_as or "", scopes, "tenant_key", key_id=self.key_id)
+
+
+class _StoredKey(Struct, frozen=True, forbid_unknown_fields=True):
+    """A key as another release may have written it: with scopes of its own."""
+
+    key_id: str
+    kind: KeyKind
+    tenant: str
+    label: str
+    scopes: tuple[str, ...]
+    created_at: str
+    digest: str
+    last_four: str
+
+
+def decode_keys(data: bytes | str) -> list[ApiKey]:
+    """The stored keys. MsgspecError or UnicodeDecodeError if they are none.
+
+    A scope that this release does not know grants nothing here, and is kept for nodes
+    of the release that knows it. A field may limit a key, so an unknown one is an
+    error.
+    """
+    return [ApiKey(**asdict(stored)) for stored in msgspec.json.decode(data, type=list[_StoredKey])]
+
+
+def encode_keys(keys: Sequence[ApiKey]) -> bytes:
+    return msgspec.json.encode(list(keys))
 
 
 @lru_cache(256)

@@ -20,7 +20,7 @@ import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
-from holdfast.access.contract import ApiKey, Credentials
+from holdfast.access.contract import ApiKey, Credentials, decode_keys, encode_keys
 from holdfast.access.keys import digest_of, new_key, with_every_scope
 from holdfast.access.secret_file import read_token_keys
 from holdfast.drivers.files import replace_file
@@ -196,7 +196,7 @@ def read_keys(path: Path) -> Sequence[ApiKey]:
 
 def write_keys(path: Path, keys: Sequence[ApiKey]) -> bytes:
     """Replace a key file; returns its new content."""
-    data = msgspec.json.format(msgspec.json.encode(list(keys)), indent=2)
+    data = msgspec.json.format(encode_keys(keys), indent=2)
     write_private(path, data)
     return data
 
@@ -226,7 +226,7 @@ def _decode(path: Path, data: bytes | None) -> list[ApiKey]:
     if data is None:
         return []
     try:
-        return msgspec.json.decode(data, type=list[ApiKey])
+        return decode_keys(data)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise StateCorrupted(
             f"{path} is not a key file ({error}): restore it, or remove it and issue new keys"

@@ -16,7 +16,7 @@ from typing import Any
 
 import msgspec
 
-from holdfast.access.contract import ApiKey, Credentials
+from holdfast.access.contract import ApiKey, Credentials, decode_keys, encode_keys
 from holdfast.access.secret_file import read_token_keys
 from holdfast.access.secrets import first_keys, with_own_key_completed
 from holdfast.drivers.postgres_database import Database
@@ -81,7 +81,7 @@ class PostgresCredentials:
 
 
 async def _save(db: Any, version: str, keys: Sequence[ApiKey]) -> str:
-    data = msgspec.json.encode(list(keys))
+    data = encode_keys(keys)
     new = hashlib.blake2b(data, digest_size=16).hexdigest()
     if await db.fetchval(SQL["save"], version, new, data.decode()) is None:
         raise VersionConflict("the keys were changed meanwhile")
@@ -90,7 +90,7 @@ async def _save(db: Any, version: str, keys: Sequence[ApiKey]) -> str:
 
 def _decode(text: str) -> list[ApiKey]:
     try:
-        return msgspec.json.decode(text, type=list[ApiKey])
+        return decode_keys(text)
     except msgspec.MsgspecError as error:
         raise StateCorrupted(
             f"{SCHEMA}.credentials has no keys in it that this release can read ({error}):"
