@@ -2,7 +2,7 @@
 
 - ``contract``    the seams: ``Sends`` in front, ``Durability`` behind
 - ``admission``   asks limits before a send goes on
-- ``intake``      the loop: one group is committed while the next gathers
+- ``intake``      the loops: groups are committed while the next ones gather
 - ``send_queue``  the bounded queue of waiting sends, and how groups are cut (pure)
 - ``durability``  the store behind a breaker and deadlines; raises epochs
 - ``watermarks``  how far devices have received and read, written once a second

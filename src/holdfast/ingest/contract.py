@@ -31,7 +31,9 @@ class Durability(Protocol):
     """
 
     async def persist(self, drafts: Sequence[Draft], deadline: float) -> list[Outcome]:
-        """One outcome per draft, in order, by ``deadline``. Never raises."""
+        """One outcome per draft, in order, by ``deadline``. All are of one lane of the
+        store. Never raises.
+        """
         ...
 
     async def change(self, command: Command, deadline: float) -> CommandResult:

@@ -3,8 +3,14 @@ whatever happens.
 
 A write that misses its deadline is *unknown*, never failed. It continues in the
 background to its end, its late result is only measured, and until it has ended no other
-write is sent after it (Unavailable, nothing tried). So at most one write is overdue per
-caller that was in flight, and nothing is answered twice.
+write of its lane is sent after it (Unavailable, nothing tried). So at most one write is
+overdue per caller that was in flight, and nothing is answered twice.
+
+Other lanes go on. An overdue write is one failure of its lane: the breaker counts it
+once, until a write of that lane succeeds in time, so that one slow lane alone never
+opens it. As many overdue lanes as the store commits groups at once hold it open: then
+nothing gets through. A store with one lane is therefore stopped by one overdue write,
+and there each counts.
 
 ``EpochRaiser`` is the one change that the server makes to a chat by itself. It is
 recorded like an operator's act.
@@ -14,8 +20,8 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Awaitable, Callable, Sequence
-from contextlib import suppress
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
@@ -36,7 +42,12 @@ from holdfast.errors import (
 )
 from holdfast.ingest.contract import Durability
 from holdfast.message import Acked, Cursor, Draft, Outcome, User, Watermark
-from holdfast.resilience import BreakerSettings, BreakerState, DependencyBreaker
+from holdfast.resilience import (
+    HANGING_RETRY_SECONDS,
+    BreakerSettings,
+    BreakerState,
+    DependencyBreaker,
+)
 from holdfast.store.commands import Command, CommandContext, CommandResult, RaiseEpoch, RecoverChat
 from holdfast.store.contract import ChatStore
 
@@ -50,6 +61,13 @@ missed waits for the next.
 PROBE_SECONDS = 4.0
 """How long a write that only probes the store may take."""
 
+NO_CHAT_LANE = -1
+"""The lane of writes that belong to no chat: where there are several, a lane that hangs
+stops neither watermarks nor probes.
+"""
+
+REFUSAL = "messages cannot be stored now; send it again later"
+
 SERVER = "holdfast"
 """The actor of changes that no person made."""
 RAISE_SECONDS = 2.0
@@ -62,7 +80,9 @@ class ChangeSettings:
 
     max_at_once: int = 100
     """Concurrent changes of chats and members, by REST and operators. The next:
-    SERVER_BUSY with the limit.
+    SERVER_BUSY with the limit. Where the store commits several groups at once, the
+    chats of one shard have their part of it, so that a shard that hangs leaves the
+    others theirs.
     """
 
     def __post_init__(self) -> None:
@@ -83,15 +103,19 @@ class StoreDurability:
         """Called with each chat whose copies must be dropped."""
         self._store = store
         self._clock = clock
-        refusal = "messages cannot be stored now; send it again later"
+        self._at_once = store.grouping.at_once
         self._guard = DependencyBreaker(
-            "store", refusal, breaker or BreakerSettings(), clock, telemetry.dependency_state
+            "store", REFUSAL, breaker or BreakerSettings(), clock, telemetry.dependency_state
         )
-        self._overdue: set[asyncio.Future[Any]] = set()
+        self._overdue: dict[int, set[asyncio.Future[Any]]] = {}
+        """Writes that go on past their deadline, by lane."""
+        self._slow: set[int] = set()
+        """Lanes with an overdue write, and no success in time since."""
         self._abandoned: set[asyncio.Future[Any]] = set()
         """Writes whose caller was cancelled. They go on and hold nothing up."""
         self._changes_max = (changes or ChangeSettings()).max_at_once
-        self._changes = 0
+        self._changes: list[int] = []
+        """The lanes of the changes that are in progress."""
 
     @property
     def breaker(self) -> BreakerState:
@@ -110,14 +134,17 @@ class StoreDurability:
     @property
     def overdue(self) -> int:
         """Writes that go on past their deadline."""
-        return len(self._overdue)
+        return sum(map(len, self._overdue.values()))
 
     async def persist(self, drafts: Sequence[Draft], deadline: float) -> list[Outcome]:
         started = self._clock.monotonic()
         outcomes: list[Outcome]
         try:
             outcomes = await self._write(
-                lambda: self._store.append(drafts), deadline, partial(_answered, drafts)
+                lambda: self._store.append(drafts),
+                self._store.lane(drafts[0].chat_id),
+                deadline,
+                partial(_answered, drafts),
             )
             telemetry.sequences_allocated(self._clock.monotonic() - started)
         except HoldfastError as error:
@@ -131,13 +158,9 @@ class StoreDurability:
         return outcomes
 
     async def change(self, command: Command, deadline: float) -> CommandResult:
-        if self._changes >= self._changes_max:
-            raise ServerBusy("too many changes are in progress; try again", limit=self._changes_max)
-        self._changes += 1
-        try:
-            changed = await self._write(lambda: self._store.change(command), deadline)
-        finally:
-            self._changes -= 1
+        lane = self._store.lane(command.chat_id)
+        with self._one_change(lane):
+            changed = await self._write(lambda: self._store.change(command), lane, deadline)
         if isinstance(command, RecoverChat | RaiseEpoch):
             self.on_epoch_raised(
                 changed.chat.chat_id, Cursor(changed.chat.epoch, changed.chat.head)
@@ -147,7 +170,7 @@ class StoreDurability:
     async def mark(self, watermarks: Sequence[Watermark]) -> bool:
         deadline = self._clock.monotonic() + MARK_SECONDS
         try:
-            await self._write(lambda: self._store.mark(watermarks), deadline)
+            await self._write(lambda: self._store.mark(watermarks), NO_CHAT_LANE, deadline)
         except HoldfastError:
             telemetry.watermarks("failed", len(watermarks))
             return False
@@ -163,17 +186,34 @@ class StoreDurability:
         """
         if not self._guard.worked_since_asked():
             with suppress(HoldfastError):
-                await self._write(self._store.touch, self._clock.monotonic() + PROBE_SECONDS)
+                deadline = self._clock.monotonic() + PROBE_SECONDS
+                await self._write(self._store.touch, NO_CHAT_LANE, deadline)
+
+    @contextmanager
+    def _one_change(self, lane: int) -> Iterator[None]:
+        """Count a change, or refuse it: too many are in progress, in all or in its
+        lane.
+        """
+        most, of_a_lane = self._changes_max, -(-self._changes_max // self._at_once)
+        for count, limit in ((len(self._changes), most), (self._changes.count(lane), of_a_lane)):
+            if count >= limit:
+                raise ServerBusy("too many changes are in progress; try again", limit=limit)
+        self._changes.append(lane)
+        try:
+            yield
+        finally:
+            self._changes.remove(lane)
 
     async def _write(
         self,
         call: Callable[[], Awaitable[T]],
+        lane: int,
         deadline: float,
         works: Callable[[T], bool] = lambda _: True,
     ) -> T:
         """Carry out one write by its deadline. Raises only ``holdfast.errors``."""
         seconds = deadline - self._clock.monotonic()
-        refusal = self._refusal(seconds)
+        refusal = self._refusal(lane, seconds)
         if refusal is not None:
             raise refusal
         write = asyncio.ensure_future(call())
@@ -185,39 +225,57 @@ class StoreDurability:
             write.add_done_callback(self._forget)
             raise
         if not write.done():
-            self._guard.failed("it does not answer in time")
-            self._overdue.add(write)
-            self._guard.hangs(True)
-            write.add_done_callback(self._ended)
+            self._leave_overdue(write, lane)
             raise OutcomeUnknown("the store did not answer in time; send it again with the same id")
         try:
             result = write.result()
             worked = works(result)
         except BaseException as error:
             if _is_an_answer(error):
-                self._guard.succeeded()
+                self._succeeded(lane)
                 raise
             translated = _translated(error)
             self._guard.failed(translated.message)
             raise translated from error
         if worked:
-            self._guard.succeeded()
+            self._succeeded(lane)
         else:
             self._guard.failed("no message can be stored")
         return result
 
-    def _refusal(self, seconds: float) -> HoldfastError | None:
+    def _refusal(self, lane: int, seconds: float) -> HoldfastError | None:
         if seconds <= 0:
             return Unavailable("the deadline passed before the write was tried; send it again")
+        if lane in self._overdue:
+            return Unavailable(REFUSAL, retry_after_seconds=HANGING_RETRY_SECONDS)
         return self._guard.refusal()
+
+    def _succeeded(self, lane: int) -> None:
+        self._slow.discard(lane)
+        self._guard.succeeded()
+
+    def _leave_overdue(self, write: asyncio.Future[Any], lane: int) -> None:
+        """The write goes on without its caller, and its lane is taken until it ends."""
+        if len(self._slow) >= self._at_once:
+            self._slow.clear()  # the store itself is slow: each counts again
+        if lane not in self._slow:
+            self._guard.failed("it does not answer in time")
+        else:
+            self._guard.learned_nothing()
+        self._slow.add(lane)
+        self._overdue.setdefault(lane, set()).add(write)
+        self._guard.hangs(len(self._overdue) >= self._at_once)
+        write.add_done_callback(partial(self._ended, lane))
 
     def _forget(self, write: asyncio.Future[Any]) -> None:
         self._abandoned.discard(write)
         _failed(write)
 
-    def _ended(self, write: asyncio.Future[Any]) -> None:
-        self._overdue.discard(write)
-        self._guard.hangs(bool(self._overdue))
+    def _ended(self, lane: int, write: asyncio.Future[Any]) -> None:
+        self._overdue[lane].discard(write)
+        if not self._overdue[lane]:
+            del self._overdue[lane]
+        self._guard.hangs(len(self._overdue) >= self._at_once)
         telemetry.write_overdue("failed" if _failed(write) else "done")
 
 

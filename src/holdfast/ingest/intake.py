@@ -1,10 +1,11 @@
 """Sends in, answers out: gathers the sends that arrive during a commit and commits them
 as the next group.
 
-There is no artificial delay: a send that finds no commit in flight leaves at once,
-alone; under load the groups grow by themselves. One group is in flight at a time, and
-the one before it is answered meanwhile. ``send_queue`` decides; this is the loop around
-it.
+There is no artificial delay: a send that finds no commit of its lane in flight leaves
+at once, alone; under load the groups grow by themselves. A lane has one group in flight
+at a time, and the store says how many lanes commit at once: SQLite has one lane. A
+group is answered while the next one is committed. ``send_queue`` decides; this is the
+loop around it.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from holdfast.ingest.contract import Durability
 from holdfast.ingest.hot_chats import HotChats
 from holdfast.ingest.send_queue import IntakeSettings, Refusals, Send, SendQueue
 from holdfast.message import Acked, Draft, Outcome, User
+from holdfast.store.contract import ONE_LANE, Grouping
 from holdfast.wire.frames import SendBody
 
 
@@ -38,19 +40,31 @@ class Intake:
         ids: Ids,
         settings: IntakeSettings | None = None,
         is_muted: Callable[[User], bool] = lambda user: False,
+        grouping: Grouping = ONE_LANE,
+        lane: Callable[[str], int] = lambda chat_id: 0,
     ) -> None:
-        """``is_muted``: by the whole tenant; asked when the commit begins."""
+        """``is_muted``: by the whole tenant; asked when the commit begins. ``grouping``
+        and ``lane`` are the store's.
+        """
         self._is_muted = is_muted
+        self._at_once = grouping.at_once
+        self._lane = lane
         self._durability = durability
         self._clock = clock
         self._ids = ids
-        self._settings = settings or IntakeSettings()
+        self._settings = (settings or IntakeSettings()).within(grouping)
         self._waiting = SendQueue(self._settings)
-        self._in_flight: Sequence[Send] = ()
+        self._in_flight: dict[int, Sequence[Send]] = {}
+        """The group that each busy lane commits."""
         self._settled: list[tuple[Send, Outcome]] = []
         """Outcomes that are known but not answered yet."""
         self._stopping = False
-        self._sleeper: asyncio.Future[None] | None = None
+        self._sleepers: list[asyncio.Future[None]] = []
+        """The loops that found no group. While there are any, no free lane has sends
+        that none of the other loops will find.
+        """
+        self._timer: asyncio.TimerHandle | None = None
+        self._timer_at = 0.0
         self._hot = HotChats(self._settings.hot_messages_per_minute)
 
     def submit(
@@ -70,18 +84,23 @@ class Intake:
                 )
             )
             return
-        send = Send(body, sender, source, self._clock.monotonic(), deadline, answer)
+        lane = self._lane(body.chat_id)
+        send = Send(body, sender, source, self._clock.monotonic(), deadline, answer, lane)
         refusal = self._waiting.admit(send)
         if refusal is not None:
             telemetry.send_turned_away(refusal[0])
             answer(refusal[1])
-        else:
+            return
+        if self._sleepers and lane not in self._in_flight and self._waiting.in_lane(lane) == 1:
             self._wake()
+        if deadline < self._timer_at:
+            self._watch_ages()
 
     def stop(self) -> None:
         """Accept no more; ``run`` ends when everything accepted is answered."""
         self._stopping = True
-        self._wake()
+        while self._sleepers:
+            self._wake()
 
     @property
     def waiting(self) -> int:
@@ -89,59 +108,66 @@ class Intake:
 
     @property
     def committing(self) -> int:
-        """Sends in the commit that is open now."""
-        return len(self._in_flight)
+        """Sends in the commits that are open now."""
+        return sum(map(len, self._in_flight.values()))
 
     def hot_chats(self) -> Mapping[str, int]:
         """The hot chats of the last full minute, with their messages."""
         return self._hot.hot(self._clock.monotonic())
 
     async def run(self) -> None:
-        """Commit group after group; each is answered while the next is committed."""
+        """Commit what is submitted, until ``stop``."""
         try:
-            while self._waiting or self._settled or not self._stopping:
-                if not self._waiting and not self._settled:
-                    await self._sleep()
-                group, refused = self._waiting.take(self._clock.monotonic())
-                self._refuse(refused)
-                if group:
-                    await self._commit(group)
-                else:
-                    self._answer_settled()
+            async with asyncio.TaskGroup() as loops:
+                for _ in range(self._at_once - 1):
+                    loops.create_task(self._commit_groups())
+                await self._commit_groups()
         finally:
             self._stopping = True
             self._answer_rest()
+
+    async def _commit_groups(self) -> None:
+        """Commit group after group; each is answered while the next is committed."""
+        while True:
+            group, refused = self._waiting.take(self._clock.monotonic(), self._in_flight)
+            self._refuse(refused)
+            if group:
+                await self._commit(group)
+            elif self._settled:
+                self._answer_settled()
+            elif self._stopping:
+                return  # what still waits is in lanes whose loops will find it
+            else:
+                await self._sleep()
 
     async def _commit(self, group: Sequence[Send]) -> None:
         """Commit the group. What the one before it came to is answered a turn later:
         then the store has this one.
         """
-        self._in_flight = group
+        self._in_flight[group[0].lane] = group
         telemetry.sends_waiting(len(self._waiting))
-        watch = self._watch_ages()
+        if self._timer is None:
+            self._watch_ages()
         if self._settled:
             asyncio.get_running_loop().call_soon(self._answer_settled)
-        try:
-            outcomes = await self._persist(group)
-        finally:
-            watch()
-        self._settle(group, outcomes)
+        self._settle(group, await self._persist(group))
 
     def _settle(self, group: Sequence[Send], outcomes: Sequence[Outcome]) -> None:
         """The outcomes are known; followers of a send that may be retried are taken out
-        before the next group.
+        before the lane's next group.
         """
         settled = list(zip(group, outcomes, strict=True))
         self._settled += settled
-        self._in_flight = ()
+        lane = group[0].lane
+        del self._in_flight[lane]
         failed: dict[tuple[str, str], HoldfastError] = {}
         stored: list[str] = []
         for send, outcome in settled:
             if isinstance(outcome, Acked):
                 stored.append(send.body.chat_id)
             elif isinstance(outcome, Deferred | OutcomeUnknown):
-                failed.setdefault(send.lane, outcome)
-        for follower, error in self._waiting.fail_followers(failed):
+                failed.setdefault(send.order_key, outcome)
+        for follower, error in self._waiting.fail_followers(lane, failed):
             telemetry.send_turned_away("follower")
             self._settled.append((follower, error))
         now = self._clock.monotonic()
@@ -191,26 +217,23 @@ class Intake:
             for send in group
         ]
 
-    def _watch_ages(self) -> Callable[[], None]:
-        """While a commit is in flight, answer what grows too old at the moment it does;
-        call the result to end.
+    def _watch_ages(self) -> None:
+        """While a commit is in flight, answer what grows too old at the moment it does:
+        one timer, for the send that will be first.
         """
-        loop = asyncio.get_running_loop()
-        timer: asyncio.TimerHandle
+        if self._timer is not None:
+            self._timer.cancel()
+        now = self._clock.monotonic()
+        expiry = self._waiting.next_expiry()
+        delay = self._settings.max_age_seconds if expiry is None else max(expiry - now, 0.0)
+        self._timer = asyncio.get_running_loop().call_later(delay, self._expire)
+        self._timer_at = now + delay
 
-        def arm() -> None:
-            nonlocal timer
-            now = self._clock.monotonic()
-            expiry = self._waiting.next_expiry()
-            delay = self._settings.max_age_seconds if expiry is None else max(expiry - now, 0.0)
-            timer = loop.call_later(delay, sweep)
-
-        def sweep() -> None:
-            self._refuse(self._waiting.expire(self._clock.monotonic()))
-            arm()
-
-        arm()
-        return lambda: timer.cancel()
+    def _expire(self) -> None:
+        self._timer, self._timer_at = None, 0.0
+        self._refuse(self._waiting.expire(self._clock.monotonic()))
+        if self._in_flight:
+            self._watch_ages()
 
     def _refuse(self, refused: Refusals) -> None:
         for send, error in refused:
@@ -219,9 +242,11 @@ class Intake:
 
     def _answer_rest(self) -> None:
         """Answer everything: sends in flight are unknown, the rest were never tried."""
+        if self._timer is not None:
+            self._timer.cancel()
         self._answer_settled()
-        in_flight, self._in_flight = self._in_flight, ()
-        for send in in_flight:
+        in_flight, self._in_flight = self._in_flight, {}
+        for send in (send for group in in_flight.values() for send in group):
             _answer(
                 send,
                 OutcomeUnknown(
@@ -235,16 +260,18 @@ class Intake:
             )
 
     async def _sleep(self) -> None:
-        if not self._stopping:
-            self._sleeper = asyncio.get_running_loop().create_future()
-            try:
-                await self._sleeper
-            finally:
-                self._sleeper = None
+        sleeper = asyncio.get_running_loop().create_future()
+        self._sleepers.append(sleeper)
+        try:
+            await sleeper
+        finally:
+            if sleeper in self._sleepers:
+                self._sleepers.remove(sleeper)
 
     def _wake(self) -> None:
-        if self._sleeper is not None and not self._sleeper.done():
-            self._sleeper.set_result(None)
+        sleeper = self._sleepers.pop()
+        if not sleeper.done():
+            sleeper.set_result(None)
 
 
 def _answer(send: Send, outcome: Outcome) -> None:

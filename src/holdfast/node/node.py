@@ -101,10 +101,10 @@ class Node:
         proofs = CursorProofs(*credentials.token_keys)
 
         chats, durability = engines.chats, settings.durability
-        breaker = settings.gateway.circuit_breaker
+        breaker, is_muted = settings.gateway.circuit_breaker, self.revocations.is_muted
         self._durability = StoreDurability(chats, clock, breaker, durability.changes)
         self._intake = Intake(
-            self._durability, clock, ids, durability.intake, self.revocations.is_muted
+            self._durability, clock, ids, durability.intake, is_muted, chats.grouping, chats.lane
         )
         self._sends = AdmissionControl(self._intake, limits.entry_points)
         self._key_expiry = KeyExpiry(chats, engines.records, clock, durability.keys)

@@ -72,7 +72,9 @@ class SimulatedServer:
         self.settings = parts.settings(gateway_settings(options))
         self._registry = faulty(MemoryRegistry(self._clock), plan)
         self.durability: Durability = parts.durability(store, self._clock, self._registry)
-        self._intake = watched_intake(watch, parts.intake)(self.durability, self._clock, ids)
+        self._intake = watched_intake(watch, parts.intake)(
+            self.durability, self._clock, ids, grouping=store.grouping, lane=store.lane
+        )
         self.history = ChatHistory(
             store, EpochRaiser(self.durability, self._clock, ids), PROOFS, self._clock
         )
@@ -158,6 +160,8 @@ class Mortal:
 
     def __init__(self, store: MemoryStore) -> None:
         self._store = store
+        self.grouping = store.grouping
+        self.lane = store.lane
         self.dead = False
 
     def peek(self, group: Sequence[Draft]) -> GroupState:
