@@ -240,20 +240,20 @@ async def test_revocation_whose_request_is_cancelled_while_saving_takes_effect()
         ring.find(secret)
 
 
-async def test_ring_reads_shared_keys_at_the_pace_of_its_store_and_when_notified() -> None:
+async def test_ring_reads_shared_keys_at_the_pace_of_its_store_and_when_woken() -> None:
     store = MemoryCredentials()
     one, two = await KeyRing.load(store), await KeyRing.load(store)
     following = asyncio.create_task(two.follow())
-    one.on_changed = two.on_notification
+    one.on_stored = two.wake
     key, _ = await one.issue("tenant", "backend", AT, tenant="acme")
     await asyncio.sleep(0.1)
     assert two.has(key.key_id), "at once"
-    one.on_changed = lambda: None
+    one.on_stored = lambda: None
     await one.revoke(key.key_id, force=True)
-    await asyncio.sleep(store.follow_seconds - 0.1)
+    await asyncio.sleep(store.follow_seconds - 0.2)
     assert two.has(key.key_id)
     await asyncio.sleep(0.2)
-    assert not two.has(key.key_id), "nobody notified it"
+    assert not two.has(key.key_id), "nobody woke it"
     following.cancel()
 
 

@@ -17,6 +17,7 @@ from holdfast import telemetry
 from holdfast.fanout.bus.batches import WAITING_MAX, BusInbox, BusOutbox
 from holdfast.fanout.bus.contract import (
     DeviceDisplaced,
+    KeysChanged,
     Notification,
     PresenceChanged,
     ReceiptMoved,
@@ -187,6 +188,7 @@ KINDS: list[Notification] = [
     ReceiptMoved(ANNA, BELA, CHAT, 7, 3),
     DeviceDisplaced("east", ("c1", "c2")),
     RevocationsChanged(),
+    KeysChanged(),
 ]
 
 

@@ -13,13 +13,13 @@ import hashlib
 import hmac
 import secrets
 from collections.abc import Awaitable, Callable, Iterable, Sequence
-from contextlib import suppress
 
 from msgspec.structs import replace
 
 from holdfast import telemetry
 from holdfast.access.contract import ApiKey, Credentials, CredentialStore, KeyKind
 from holdfast.access.principal import ADMIN_SCOPES, TENANT_SCOPES, KeyScope
+from holdfast.clock import wait_at_most
 from holdfast.errors import (
     Forbidden,
     HoldfastError,
@@ -61,9 +61,9 @@ class KeyRing:
     def __init__(self, store: CredentialStore, loaded: Credentials) -> None:
         self._store = store
         self._change = asyncio.Lock()
-        self._notified = asyncio.Event()
-        self.on_changed: Callable[[], None] = lambda: None
-        """Called after a change that was made here, for the other nodes to know."""
+        self._woken = asyncio.Event()
+        self.on_stored: Callable[[], None] = lambda: None
+        """Called after each change made here, so that other nodes can be woken."""
         self.use(loaded)
 
     @property
@@ -93,11 +93,11 @@ class KeyRing:
         """Use what the store has, until cancelled; keep what is in force while it
         cannot be read.
         """
-        failing = False
+        pace, failing = self._store.follow_seconds, False
+        assert pace is not None, "nobody else changes these keys"
         while True:
-            with suppress(TimeoutError):
-                await asyncio.wait_for(self._notified.wait(), self._store.follow_seconds)
-            self._notified.clear()
+            await wait_at_most(self._woken, pace)
+            self._woken.clear()
             try:
                 async with self._change:  # else it may put back what a change replaces
                     loaded = await self._store.load()
@@ -109,9 +109,9 @@ class KeyRing:
                     telemetry.log.warning("access.keys_unread", error=error.message)
                 failing = True
 
-    def on_notification(self) -> None:
-        """Another node says that it changed the keys: ``follow`` reads them now."""
-        self._notified.set()
+    def wake(self) -> None:
+        """Read the keys now: another node changed them."""
+        self._woken.set()
 
     def list(self) -> Sequence[ApiKey]:
         return _in_order(self._keys)
@@ -209,7 +209,7 @@ class KeyRing:
                 self.use(await self._store.load())
                 continue
             self._put_in_force(keys)
-            self.on_changed()
+            self.on_stored()
             return
         raise Unavailable("the keys change too often; try again", retry_after_seconds=1.0)
 

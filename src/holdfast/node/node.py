@@ -24,6 +24,7 @@ from holdfast.clock import Clock, Ids, timestamp
 from holdfast.errors import HoldfastError
 from holdfast.fanout.bus.contract import (
     DeviceDisplaced,
+    KeysChanged,
     Notification,
     RevocationsChanged,
     Status,
@@ -138,6 +139,7 @@ class Node:
         bus = self.engines.bus
         bus.subscribe(self._on_notification)
         self.revocations.on_stored = lambda: bus.publish(RevocationsChanged())
+        self.keys.on_stored = lambda: bus.publish(KeysChanged())
 
     def _on_notification(self, notification: Notification) -> None:
         """Another node published this."""
@@ -146,6 +148,8 @@ class Node:
                 self._presence_reporter.on_notification(notification)
             case RevocationsChanged():
                 self.revocations.wake()
+            case KeysChanged():
+                self.keys.wake()
             case _:
                 self._ephemeral.on_notification(notification)
 

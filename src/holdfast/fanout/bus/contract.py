@@ -57,8 +57,12 @@ class RevocationsChanged(Struct, frozen=True, tag="revocations"):
     """A wake-up: read the revocations now instead of with the next poll."""
 
 
+class KeysChanged(Struct, frozen=True, tag="keys"):
+    """A wake-up: read the API keys now instead of with the next poll."""
+
+
 EphemeralNotification = TypingChanged | PresenceChanged | ReceiptMoved
-Notification = EphemeralNotification | DeviceDisplaced | RevocationsChanged
+Notification = EphemeralNotification | DeviceDisplaced | RevocationsChanged | KeysChanged
 
 
 class Bus(Protocol):

@@ -1,0 +1,56 @@
+"""What a node changes wakes the others, and they wake it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from holdfast.access.revocations.contract import Revocation
+from holdfast.clock import SystemClock
+from holdfast.fanout.bus.contract import KeysChanged, Notification, RevocationsChanged
+from holdfast.limits.composition import open_limits
+from holdfast.node.engines import open_engines
+from holdfast.node.node import Node
+from holdfast.node.work import NodeWork
+from holdfast.settings import Settings
+
+
+class RecordingBus:
+    """``published`` is what the node published; ``receive`` hands it a notification."""
+
+    def __init__(self) -> None:
+        self.published: list[Notification] = []
+
+    def publish(self, notification: Notification) -> None:
+        self.published.append(notification)
+
+    def subscribe(self, on_notification: Callable[[Notification], None]) -> None:
+        self.receive = on_notification
+
+    async def run(self) -> None: ...
+
+
+@pytest.mark.real_time
+async def test_changed_keys_and_revocations_wake_nodes(tmp_path: Path) -> None:
+    settings, clock, bus = Settings(), SystemClock(), RecordingBus()
+    async with (
+        open_engines(settings, tmp_path, clock) as opened,
+        open_limits(settings.limits, tmp_path, "node_1", clock=clock) as limits,
+    ):
+        engines = opened._replace(bus=bus)
+        work = NodeWork(
+            settings.work, "node_1", engines.jobs, engines.endpoints, engines.log, clock
+        )
+        credentials = await engines.credentials.load()
+        node = Node(settings, engines, limits, work.parts, credentials, clock)
+        await node.keys.issue("tenant", "backend", "now", tenant="acme")
+        assert bus.published == [KeysChanged()]
+        await node.revocations.add(Revocation("ban", "acme", "alice", "", 0, "now", None))
+        assert bus.published[1:] == [RevocationsChanged()]
+
+        bus.receive(KeysChanged())
+        assert node.keys._woken.is_set() and not node.revocations._woken.is_set()
+        bus.receive(RevocationsChanged())
+        assert node.revocations._woken.is_set()
