@@ -12,6 +12,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from msgspec.structs import replace
 from scripted_durability import ANNA, BELA, CHAT, CLEO, create_chat
 from store_rigs import act, operator
 from structlog.testing import capture_logs
@@ -35,6 +36,10 @@ PROOFS = CursorProofs(b"test")
 
 def proof_of(cursor: Cursor, chat_id: str = CHAT) -> str:
     return PROOFS.of(ANNA.tenant, chat_id, cursor)
+
+
+async def raise_no_epoch(user: User, chat_id: str, epoch: int, deadline: float) -> None:
+    raise AssertionError
 
 
 class Bench:
@@ -464,6 +469,23 @@ async def test_fifty_resumes_for_one_slot_return_at_spread_times_and_all_succeed
             "spread, and the more wait the further"
         )
         assert len(asked_back) < 200
+
+
+@pytest.mark.parametrize(("named", "set_to", "at_once"), [(8, 0, 8), (5, 0, 5), (5, 7, 7)])
+async def test_reads_at_once_are_those_the_store_names_unless_an_operator_sets_them(
+    named: int, set_to: int, at_once: int
+) -> None:
+    store, plan = MemoryStore(), FaultPlan(random.Random(1), script={"heads": [Fault.HANG] * 20})
+    store.grouping = replace(store.grouping, reads_at_once=named)
+    settings = HistorySettings(max_reads=set_to)
+    history = ChatHistory(faulty(store, plan), raise_no_epoch, PROOFS, LoopClock(), settings)  # type: ignore[arg-type]
+    asked = [asyncio.create_task(history.heads([CHAT])) for _ in range(20)]
+    await asyncio.sleep(0.1)
+    assert plan.injected() == at_once
+    plan.heal()
+    await asyncio.gather(*asked)
+    with pytest.raises(ValueError, match="max_reads must be 0 or more"):
+        HistorySettings(max_reads=-1)
 
 
 async def test_greedy_tenant_delays_another_by_one_read_not_by_all() -> None:

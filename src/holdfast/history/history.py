@@ -55,12 +55,13 @@ class HistorySettings:
     """How many reads run at once, and for how long.
 
     Tenants take turns, so that one tenant's reads do not delay another's. Admitted
-    reads run in order, so ``max_reads`` is only as large as keeps the store's readers
-    busy.
+    reads run in order, so the store says how many keep its readers busy.
     """
 
-    max_reads: int = 8
-    """Concurrent reads, four for each reader; more wait, tenants in turn."""
+    max_reads: int = 0
+    """Concurrent reads; more wait, tenants in turn. 0: as many as the store names
+    (SQLite: four for each reader).
+    """
     max_resumes: int = 100
     """Concurrent resumes; more wait for ``max_wait_seconds``, tenants in turn."""
     max_wait_seconds: float = 2
@@ -77,7 +78,9 @@ class HistorySettings:
     """The circuit breaker of the store's reads."""
 
     def __post_init__(self) -> None:
-        positive(self, *(name for name in self.__slots__ if name != "breaker"))
+        positive(self, *(n for n in self.__slots__ if n not in ("breaker", "max_reads")))
+        if self.max_reads < 0:
+            raise ValueError(f"max_reads must be 0 or more, not {self.max_reads}")
 
 
 class _Wanted(NamedTuple):
@@ -115,9 +118,8 @@ class ChatHistory:
         )
         self._rollbacks = Rollbacks(raise_epoch, self.heads, proofs, clock)
         self._memberships = MembershipReader(self._some_memberships)
-        self._reads = FairSemaphore(
-            "reads", self._settings.max_reads, self._settings.max_wait_seconds
-        )
+        reads_at_once = self._settings.max_reads or store.grouping.reads_at_once
+        self._reads = FairSemaphore("reads", reads_at_once, self._settings.max_wait_seconds)
         self._resumes = FairSemaphore(
             "resumes", self._settings.max_resumes, self._settings.max_wait_seconds
         )
