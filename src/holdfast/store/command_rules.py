@@ -52,6 +52,7 @@ from holdfast.store.plan import (
     ChatSettings,
     CommandInputs,
     Erased,
+    check_text,
     direct_pair,
     invited_by,
     joining,
@@ -62,6 +63,7 @@ from holdfast.store.plan import (
 
 def decide(command: Command, seen: CommandInputs, limits: ChatSettings) -> ChangePlan:
     """The plan of ``command``. Raises Refused or ChatHalted."""
+    check_text("reason", command.act.reason)
     if isinstance(command, CreateChat):
         return _create(command, seen, limits)
     chat = seen.chat

@@ -72,22 +72,14 @@ def _number_one(draft: Draft, known: GroupState, result: NumberedGroup) -> Outco
     if chat is None or chat.tenant != draft.sender.tenant:
         return unknown_chat(chat_id)
     key = draft.key
-    if not key[2].isascii():
-        return InvalidMessage(
-            "client_message_id must be printable ASCII without spaces", field="client_message_id"
-        )
-    try:
-        content_hash = draft.content_hash
-    except UnicodeEncodeError:
-        return InvalidMessage("content is not valid Unicode text", field="content")
+    content_hash = content_hash_of(draft)
+    if isinstance(content_hash, InvalidMessage):
+        return content_hash
     first = known.keys.get(key)
     if first is not None:
         if first.content_hash in (content_hash, None):
             return Acked(first.message, True)
-        return KeyReused(
-            "this client_message_id was used for another message; use a new one",
-            client_message_id=key[2],
-        )
+        return key_reused(key[2])
     if (chat_id, draft.sender.user_id) not in known.members:
         return not_a_member(chat_id)
     if draft.muted:
@@ -117,3 +109,24 @@ def _number_one(draft: Draft, known: GroupState, result: NumberedGroup) -> Outco
     stored = known.keys[key] = StoredSend(message, content_hash)
     result.fresh.append(stored)
     return Acked(message, False)
+
+
+def content_hash_of(draft: Draft) -> bytes | InvalidMessage:
+    """The hash of a send's content, or why no store can hold the send."""
+    if not draft.client_message_id.isascii():
+        return InvalidMessage(
+            "client_message_id must be printable ASCII without spaces", field="client_message_id"
+        )
+    if "\0" in draft.content:
+        return InvalidMessage("content must not contain U+0000", field="content")
+    try:
+        return draft.content_hash
+    except UnicodeEncodeError:
+        return InvalidMessage("content is not valid Unicode text", field="content")
+
+
+def key_reused(client_message_id: str) -> KeyReused:
+    return KeyReused(
+        "this client_message_id was used for another message; use a new one",
+        client_message_id=client_message_id,
+    )

@@ -15,7 +15,14 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from holdfast.bounds import positive
-from holdfast.errors import ChatHalted, Forbidden, KeyReused, NotAMember, NotFound
+from holdfast.errors import (
+    ChatHalted,
+    Forbidden,
+    InvalidMessage,
+    KeyReused,
+    NotAMember,
+    NotFound,
+)
 from holdfast.message import (
     Ban,
     Chat,
@@ -191,6 +198,12 @@ def log_events(plan: ChangePlan) -> list[LogEvent]:
     if plan.create:
         return [ChatCreated(tuple(member.user_id for member in plan.put))]
     return [EpochRaised(plan.chat.head)] if plan.raised else []
+
+
+def check_text(field: str, text: str) -> None:
+    """InvalidMessage for U+0000: PostgreSQL cannot store it, so no store does."""
+    if "\0" in text:
+        raise InvalidMessage(f"{field} must not contain U+0000", field=field)
 
 
 def unknown_chat(chat_id: str) -> NotFound:

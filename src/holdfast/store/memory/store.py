@@ -54,6 +54,7 @@ from holdfast.store.plan import (
     ChatSettings,
     CommandInputs,
     check_same,
+    check_text,
     direct_pair,
     event_message,
     halted_chat,
@@ -267,6 +268,7 @@ class MemoryStore:
     async def record(
         self, act: CommandContext, action: str, target: str, details: str = ""
     ) -> None:
+        check_text("reason", act.reason + details)
         number = len(self._audit) + 1
         self._audit.append(
             AuditRecord(number, act.at, act.actor.user_id, action, target, act.reason, details)
@@ -282,6 +284,7 @@ class MemoryStore:
         return None
 
     async def keep(self, act: CommandContext, answer: str | None) -> None:
+        check_text("answer", answer or "")
         key = (act.actor, act.key or "")
         if answer is None:
             self._answers.pop(key, None)

@@ -31,6 +31,7 @@ from holdfast.store.plan import (
     ChatSettings,
     CommandInputs,
     check_same,
+    check_text,
     direct_pair,
     event_message,
     halted_chat,
@@ -92,6 +93,7 @@ def record(
     handle: Handle, act: CommandContext, action: str, target: str, details: str
 ) -> WriteResult[None]:
     """Add to the audit log."""
+    check_text("reason", act.reason + details)
     with handle.transaction() as connection:
         _put_audit(connection, act, action, target, details)
     return WriteResult(None)
@@ -124,6 +126,7 @@ def begin(handle: Handle, act: CommandContext) -> WriteResult[str | None]:
 def keep(handle: Handle, act: CommandContext, answer: str | None) -> WriteResult[None]:
     """Store the answer of a request whose key is taken, or release the key."""
     key = _key(act.actor, act.key or "")
+    check_text("answer", answer or "")
     with handle.transaction() as connection:
         if answer is None:
             connection.execute(SQL["drop_answer"], key)
