@@ -7,12 +7,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from store_rigs import MemoryRig, Rig, SqliteRig
+from store_rigs import RIGS, MemoryRig, PostgresRig, Rig, SqliteRig
 
 
-@pytest.fixture(params=["memory", "sqlite"])
+@pytest.fixture(params=RIGS)
 def rig(request: pytest.FixtureRequest, tmp_path: Path) -> Rig:
     """Each store in turn."""
+    if request.param == "postgres":
+        return PostgresRig(request.getfixturevalue("postgres_server").url)
     return MemoryRig() if request.param == "memory" else SqliteRig(tmp_path)
 
 

@@ -1,4 +1,4 @@
-"""What every event log promises its readers: the memory reference and the embedded."""
+"""What every event log promises its readers."""
 
 from __future__ import annotations
 
@@ -10,11 +10,12 @@ from typing import Any
 
 import apsw
 import pytest
-from store_rigs import ANN, acked, act, create, draft, operator, send
+from store_rigs import ANN, PostgresRig, acked, act, create, draft, operator, send
 
 from holdfast.errors import UnreadableEvent
 from holdfast.eventlog.contract import START, LogLost, Position
 from holdfast.eventlog.memory import MemoryEventLog
+from holdfast.eventlog.postgres import PostgresEventLog
 from holdfast.eventlog.sqlite import TAIL_ENTRIES_MAX, SqliteEventLog
 from holdfast.message import ChatCreated, EpochRaised, LogEntry, Message
 from holdfast.store.commands import RaiseEpoch, RecoverChat, Redact
@@ -35,12 +36,22 @@ async def opened(adapter: str, path: Path) -> AsyncIterator[tuple[Any, Any]]:
         store.on_commit(log.committed)
         yield store, log
         return
+    if adapter.startswith("postgresql:"):
+        async with PostgresRig(adapter).open() as shared:
+            yield shared, PostgresEventLog(shared)
+        return
     async with SqliteStore(path / "chats.db") as durable:
         yield durable, SqliteEventLog(durable, 2 if adapter == "small" else TAIL_ENTRIES_MAX)
 
 
-@pytest.fixture(params=["memory", "sqlite", "small"])
+LOGS = ("memory", "sqlite", "small", "postgres")
+
+
+@pytest.fixture(params=LOGS)
 def adapter(request: pytest.FixtureRequest) -> str:
+    """Its name; of PostgreSQL the address."""
+    if request.param == "postgres":
+        return str(request.getfixturevalue("postgres_server").url)
     return str(request.param)
 
 
@@ -57,12 +68,14 @@ def at(offset: int) -> Position:
     return Position((offset,))
 
 
-async def read_all(log: Any, after: int = 0, limit: int = 3) -> list[LogEntry]:
+async def read_all(log: Any, after: Position = START, limit: int = 3) -> list[LogEntry]:
     entries: list[LogEntry] = []
-    page, position = await log.read(at(after), limit)
+    page, position = await log.read(after, limit)
     while page:
         entries.extend(page)
-        assert position == at(page[-1].offset), "a position is behind what was read"
+        for entry in page:
+            after = after.moved(entry.shard, entry.offset)
+        assert position == after, "a position is behind what was read"
         page, position = await log.read(position, limit)
     return entries
 
@@ -79,19 +92,24 @@ async def test_offsets_rise_in_commit_order_and_nothing_is_missing(store: Any, l
     for n in range(5):
         await store.append([draft(f"{n}{chat}", chat_id=f"chat_{chat}") for chat in "aab"[n % 2 :]])
     entries = await read_all(log)
-    assert [e.offset for e in entries] == sorted({e.offset for e in entries})
-    assert {e.shard for e in entries} == {0}
+    for shard in {e.shard for e in entries}:
+        offsets = [e.offset for e in entries if e.shard == shard]
+        assert offsets == sorted(set(offsets))
     for chat_id in ("chat_a", "chat_b"):
+        assert {e.shard for e in entries if e.chat_id == chat_id} == {store.lane(chat_id)}
         created, *messages = [e.what for e in entries if e.chat_id == chat_id]
         assert created == ChatCreated(("ann",)), "creation comes first and has no sequence"
         assert [m.sequence for m in messages] == list(range(1, len(messages) + 1))
-    assert await log.end() == at(entries[-1].offset)
+    end = await log.end()
+    assert all(end.includes(e) for e in entries)
+    assert (await log.read(end, 10))[0] == []
     assert {e.tenant for e in entries} == {"default"}
 
 
 @on_every_log
 async def test_empty_log_ends_at_the_start_and_reads_nothing(store: Any, log: Any) -> None:
-    assert await log.end() == START
+    end = await log.end()
+    assert not end.is_beyond(START) and not START.is_beyond(end)
     entries, position = await log.read(START, 10)
     assert (list(entries), position) == ([], START)
     assert await log.lag(START) == 0
@@ -106,11 +124,13 @@ async def test_reading_goes_on_after_any_position_and_stops_at_its_limit(
         await send(store, f"k{n}")
     everything = await read_all(log, limit=100)
     for start in range(8):
-        after = at(everything[start].offset)
+        after = START.moved(everything[start].shard, everything[start].offset)
         page, _ = await log.read(after, 2)
         assert list(page) == everything[start + 1 : start + 3]
         assert await log.lag(after) == len(everything) - start - 1
-    assert await log.lag(at(everything[-1].offset + 5)) == 0, "after a restore"
+    assert await log.lag(after.moved(everything[-1].shard, everything[-1].offset + 5)) == 0, (
+        "after a restore"
+    )
 
 
 @on_every_log
@@ -129,6 +149,7 @@ async def test_raised_epoch_is_an_entry_of_the_new_epoch(store: Any, log: Any) -
     assert {e.chat_id for e in entries} == {"chat_a"}
 
 
+@pytest.mark.parametrize("adapter", ["memory", "sqlite", "small"])
 @on_every_log
 async def test_position_beyond_the_end_is_lost(store: Any, log: Any) -> None:
     await create(store)
@@ -171,7 +192,7 @@ async def test_a_log_opened_again_has_everything(adapter: str, tmp_path: Path) -
         assert await read_all(log) == before
         await asyncio.wait_for(log.wait(START), 5)
         acked(await send(store, "new"))
-        assert [e.offset for e in await read_all(log, last)] == [last + 1]
+        assert [e.offset for e in await read_all(log, at(last))] == [last + 1]
 
 
 @pytest.mark.parametrize("adapter", ["sqlite", "small"])
@@ -183,7 +204,7 @@ async def test_what_was_redacted_is_not_read_from_memory(adapter: str, tmp_path:
         await store.change(Redact(act(ANN), "chat_a", 2))
         assert texts(await read_all(log)) == ["secret 0", "", "secret 2"]
         acked(await send(store, "k4", "more"))
-        assert texts(await read_all(log, 3)) == ["secret 2", "more"]
+        assert texts(await read_all(log, at(3))) == ["secret 2", "more"]
 
 
 async def test_the_tail_stays_within_its_bounds_and_the_usual_reader_touches_no_disk(

@@ -13,6 +13,7 @@ from store_rigs import (
     ANN,
     BOB,
     CARL,
+    EMBEDDED,
     EVE,
     PAGE,
     STRANGER,
@@ -300,7 +301,6 @@ async def test_a_redacted_message_still_answers_its_key(store: Any, rig: Rig) ->
 async def test_any_text_comes_back_as_it_was_sent(store: Any, rig: Rig) -> None:
     await create(store)
     texts = [
-        "\x00 nul",
         '"quotes" \\ \\u0041 \n\r\t',
         "ünïcödé 🎈 \U0010ffff",
         "\x7f\u2028\ufeff",
@@ -312,6 +312,25 @@ async def test_any_text_comes_back_as_it_was_sent(store: Any, rig: Rig) -> None:
     assert [m.content for m in (await store.read_after("chat_a", 0, *PAGE)).messages] == texts
     if hasattr(store, "log_after"):
         assert [e.what.content for e in (await store.log_after(0, 100))[1:]] == texts
+
+
+@on_every_store
+async def test_text_with_a_nul_character_is_refused_and_fails_alone(store: Any, rig: Rig) -> None:
+    """PostgreSQL cannot store it, so no store does."""
+    await create(store)
+    outcomes = await store.append([draft("1"), draft("2", "a\0b"), draft("3")])
+    assert [type(o) for o in outcomes] == [Acked, InvalidMessage, Acked]
+    assert "U+0000" in outcomes[1].message and outcomes[1].details == {"field": "content"}
+    for refused in (
+        lambda: store.change(RenameChat(act(), "chat_a", "a\0b")),
+        lambda: store.change(HaltChat(operator(reason="a\0b"), "chat_a")),
+        lambda: store.record(operator(), "key.issue", "key_1", "a\0b"),
+        lambda: store.keep(operator(key="k", fingerprint="f"), "a\0b"),
+    ):
+        with pytest.raises(InvalidMessage):
+            await refused()
+    assert (await store.chat("chat_a")).halted is None
+    assert len((await store.audit(None, 10)).records) == 0
 
 
 @on_every_store
@@ -649,6 +668,7 @@ async def test_watermarks_of_devices_beyond_the_limit_merge_into_the_unnamed_dev
         ], "in a new epoch, too"
 
 
+@pytest.mark.parametrize("rig", EMBEDDED, indirect=True)
 @on_every_store
 async def test_listeners_hear_every_commit_in_order_before_the_answer(store: Any, rig: Rig) -> None:
     heard: list[LogEntry] = []

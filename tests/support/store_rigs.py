@@ -1,12 +1,14 @@
 """Stores for tests: every adapter behind one rig, and short ways to say who does what.
 
 ``rig.run(test)`` opens the adapter's store, runs ``test(store)`` on it and closes it;
-``rig.damage`` breaks a chat's numbering from outside, as a bad restore would.
+``rig.lose_…`` break a chat's numbering from outside, as a bad restore would.
+``rig.date`` gives messages another age, where the store's clock stamps them.
 """
 
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from itertools import count
@@ -14,11 +16,13 @@ from pathlib import Path
 from typing import Any
 
 import apsw
+import asyncpg
 
 from holdfast.message import Acked, Draft, Message, Outcome, User
 from holdfast.store.commands import CommandContext, CommandResult, CreateChat
 from holdfast.store.memory import MemoryStore
 from holdfast.store.plan import ChatSettings
+from holdfast.store.postgres import PostgresStore, PostgresStoreSettings
 from holdfast.store.sqlite import SqliteSettings, SqliteStore
 
 AT = "2026-01-01T00:00:00.000Z"
@@ -96,6 +100,9 @@ class MemoryRig:
         assert self.store is not None
         del self.store._chats[chat_id].messages[sequence]
 
+    def date(self, chat_id: str, at: str, sequence: int | None = None) -> None:
+        """A message keeps the time of its draft."""
+
 
 class SqliteRig:
     """The embedded store, in a directory of the test's own."""
@@ -124,6 +131,9 @@ class SqliteRig:
             None, f"DELETE FROM messages WHERE chat = ? AND sequence = {sequence}", chat_id
         )
 
+    def date(self, chat_id: str, at: str, sequence: int | None = None) -> None:
+        """A message keeps the time of its draft."""
+
     def _damage(self, trigger: str | None, statement: str, chat_id: str) -> None:
         connection = apsw.Connection(str(self.path))
         connection.set_busy_timeout(5_000)
@@ -140,7 +150,83 @@ class SqliteRig:
         connection.close()
 
 
-Rig = MemoryRig | SqliteRig
+class PostgresRig:
+    """The store for many nodes, on the server of the test session."""
+
+    limits: ChatSettings | None = None
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+        self.settings = PostgresStoreSettings(url)
+        self._is_empty = False
+
+    @asynccontextmanager
+    async def open(self) -> AsyncIterator[Any]:
+        async with PostgresStore(self.settings, self.limits) as store:
+            if not self._is_empty:
+                await empty_chats(self.url)
+                self._is_empty = True
+            yield store
+
+    def run(self, test: Callable[[Any], Awaitable[None]]) -> None:
+        asyncio.run(_run(self.open(), test))
+
+    def lose_counter(self, chat_id: str) -> None:
+        change = "UPDATE holdfast_chats.chat SET counter = NULL, active_at = '-infinity'"
+        self._damage(f"{change} WHERE chat_id = '{chat_id}'")
+
+    def set_counter(self, chat_id: str, counter: int) -> None:
+        change = f"UPDATE holdfast_chats.chat SET counter = {counter}"
+        self._damage(f"{change} WHERE chat_id = '{chat_id}'")
+
+    def lose_message(self, chat_id: str, sequence: int) -> None:
+        self._damage(
+            "DELETE FROM holdfast_chats.message AS m USING holdfast_chats.chat AS c"
+            f" WHERE c.chat_id = '{chat_id}' AND m.chat = c.chat AND m.sequence = {sequence}"
+        )
+
+    def date(self, chat_id: str, at: str, sequence: int | None = None) -> None:
+        one = "" if sequence is None else f" AND m.sequence = {sequence}"
+        self._damage(
+            f"UPDATE holdfast_chats.message AS m SET created_at = '{at}' FROM holdfast_chats.chat"
+            f" AS c WHERE c.chat_id = '{chat_id}' AND m.chat = c.chat{one}"
+        )
+
+    def _damage(self, statement: str) -> None:
+        """From another thread, because the test's loop is running."""
+        thread = threading.Thread(target=asyncio.run, args=(without_triggers(self.url, statement),))
+        thread.start()
+        thread.join()
+
+
+async def without_triggers(url: str, *statements: str) -> None:
+    """Change the database as only damage can."""
+    connection = await asyncpg.connect(url)
+    try:
+        await connection.execute(
+            ";".join(["SET session_replication_role = replica", "BEGIN", *statements, "COMMIT"])
+        )
+    finally:
+        await connection.close()
+
+
+async def empty_chats(url: str) -> None:
+    """Delete everything but the schema; cheaper than a database for each test."""
+    kept = "'cluster', 'shard', 'keys_forgotten', 'touched', 'schema_version'"
+    await without_triggers(
+        url,
+        "DO $$ DECLARE t text; BEGIN FOR t IN SELECT tablename FROM pg_tables"
+        f" WHERE schemaname = 'holdfast_chats' AND tablename NOT IN ({kept})"
+        " LOOP EXECUTE format('DELETE FROM holdfast_chats.%I', t); END LOOP; END $$",
+        "UPDATE holdfast_chats.cluster SET epoch_base = 0",
+        "UPDATE holdfast_chats.keys_forgotten SET through = 0",
+        "UPDATE holdfast_chats.shard SET first_position = 0",
+    )
+
+
+Rig = MemoryRig | SqliteRig | PostgresRig
+EMBEDDED = ("memory", "sqlite")
+RIGS = (*EMBEDDED, "postgres")
 
 
 def on_every_store(

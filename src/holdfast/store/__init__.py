@@ -11,4 +11,5 @@
 - ``leases/``        one node at a time does what only one may do
 - ``memory/``        the reference adapter, also the store of the simulation
 - ``sqlite/``        the embedded adapter: one file, one writer thread, a few readers
+- ``postgres/``      the adapter for many nodes
 """

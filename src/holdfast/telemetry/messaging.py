@@ -271,6 +271,9 @@ _duplicate_sequence = counter(
 _store_reopened = counter(
     "store_reopened", "Times the database was closed and opened again after an error"
 )
+_log_entries_unknown = counter(
+    "log_entries_unknown", "Entries of the event log left out: of a kind of a newer release"
+)
 
 
 def counter_corruption(chat_id: str) -> None:
@@ -292,6 +295,11 @@ def store_reopened(cause: str) -> None:
     _store_reopened.inc()
     mark("a database was opened again")
     log.error("store.file_reopened", cause=cause)
+
+
+def log_entries_unknown(count: int) -> None:
+    """Entries of a newer release were left out of the log."""
+    _log_entries_unknown.inc(count)
 
 
 def store_moved(file: str) -> None:

@@ -1,0 +1,87 @@
+"""Notifications that something was committed, from this node and to it.
+
+NOTIFY comes after the commit and on a connection of its own: inside a transaction it
+takes a lock that all commits of the server wait for. Many commits share one. A
+notification carries nothing and may be lost: the log looks by itself every 100 ms.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+from holdfast import telemetry
+from holdfast.errors import HoldfastError
+from holdfast.store.postgres.errors import FOREIGN
+from holdfast.store.postgres.server import CHANNEL, ChatsServer, ServerConnection
+
+RECONNECT_SECONDS = 1.0
+
+
+class CommitNotifications:
+    """Publishes this node's commits, and calls listeners for everybody's."""
+
+    def __init__(self, server: ChatsServer) -> None:
+        self._server = server
+        self._listeners: list[Callable[[], None]] = []
+        self._has_news = asyncio.Event()
+        self._publisher: asyncio.Task[None] | None = None
+        self._subscriber: asyncio.Task[None] | None = None
+        self._publishing_process = 0
+        """Of the server, for our own connection: what it sends we know already."""
+
+    def on_grown(self, listener: Callable[[], None]) -> None:
+        """Call ``listener`` when the log may have grown."""
+        self._listeners.append(listener)
+        if self._subscriber is None:
+            self._subscriber = asyncio.create_task(self._keep(self._subscribe))
+
+    def announce(self) -> None:
+        """This node has committed something."""
+        self._has_news.set()
+        if self._publisher is None:
+            self._publisher = asyncio.create_task(self._keep(self._publish))
+        self._call_listeners()
+
+    async def close(self) -> None:
+        tasks = [task for task in (self._publisher, self._subscriber) if task is not None]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    def _call_listeners(self) -> None:
+        for listener in self._listeners:
+            listener()
+
+    async def _keep(self, use: Callable[[ServerConnection], Coroutine[Any, Any, None]]) -> None:
+        """Use a connection of its own, and open it again whenever it is lost."""
+        while True:
+            connection = None
+            try:
+                connection = await self._server.connect()
+                await use(connection)
+            except (HoldfastError, *FOREIGN) as error:
+                telemetry.log.warning("store.notifications_interrupted", error=type(error).__name__)
+            finally:
+                if connection is not None:
+                    connection.terminate()
+            await asyncio.sleep(RECONNECT_SECONDS)
+
+    async def _publish(self, connection: ServerConnection) -> None:
+        self._publishing_process = connection.raw.get_server_pid()
+        while True:
+            await self._has_news.wait()
+            self._has_news.clear()
+            await connection.fetchrow("notify")
+
+    async def _subscribe(self, connection: ServerConnection) -> None:
+        lost = asyncio.Event()
+        connection.raw.add_termination_listener(lambda _: lost.set())
+        await connection.raw.add_listener(CHANNEL, self._on_notification)
+        self._call_listeners()  # for what came before
+        await lost.wait()
+
+    def _on_notification(self, _connection: Any, process: int, *_: Any) -> None:
+        if process != self._publishing_process:
+            self._call_listeners()

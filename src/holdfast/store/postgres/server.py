@@ -1,0 +1,311 @@
+"""Opens connections to the database of the chats, and uses none before it is checked.
+
+Each new connection sets what the store relies on and reads it back: a commit that
+returned is on disk (and on the standby, if one is named), and every statement of a
+transaction sees what was committed before it. Then it compares the server with the one
+that the database remembers; see ``identity``.
+
+A write that waits for a hanging standby is ended by ``statement_timeout``: it is
+committed on this server and visible, but perhaps nowhere else. The server says so by a
+warning, which makes the outcome unknown.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+import asyncpg
+
+from holdfast import telemetry
+from holdfast.bounds import at_most, positive
+from holdfast.drivers.postgres import connect, refuse_shared_sessions
+from holdfast.errors import BadSetting, OutcomeUnknown
+from holdfast.store.postgres.errors import reaching, unavailable
+from holdfast.store.postgres.identity import EpochBase, SeenServers, ServerIdentity
+from holdfast.store.postgres.schema import SQL, migrate
+
+SERVER_VERSION_MIN = 15
+CHANNEL = "holdfast_chats"
+"""Notifications that something was committed; they carry nothing."""
+ADOPTIONS_MAX = 3
+"""How often a connection looks again if another node adopts the server meanwhile."""
+_LOST = "a reader or a client has more than the survivor"
+
+
+@dataclass(frozen=True, slots=True)
+class PostgresStoreSettings:
+    """The database of the chats, and how it is used.
+
+    A node has 26 connections: for groups of sends, for changes, for reads, and two that
+    notify and listen for notifications.
+    """
+
+    url: str
+    lossless: bool = False
+    """The operator promises that no failover loses a commit: then epochs stay."""
+    shards: int = 16
+    """Of a new database. It is fixed when the schema is created."""
+    groups_at_once: int = 8
+    changes_at_once: int = 4
+    """Commands, watermarks and records: they never wait behind sends, nor sends behind
+    them.
+    """
+    reads_at_once: int = 12
+    waiting_max: int = 10_000
+    """Calls that wait for a connection. The next: SERVER_BUSY."""
+    connect_timeout_seconds: float = 2.0
+    lock_timeout_seconds: float = 2.0
+    statement_timeout_seconds: float = 4.0
+    poll_seconds: float = 0.1
+    """How often the log looks for commits that nobody announced."""
+
+    def __post_init__(self) -> None:
+        positive(
+            self,
+            "shards",
+            "groups_at_once",
+            "changes_at_once",
+            "reads_at_once",
+            "waiting_max",
+            "connect_timeout_seconds",
+            "lock_timeout_seconds",
+            "statement_timeout_seconds",
+            "poll_seconds",
+        )
+        at_most(self, shards=256)
+
+    @property
+    def session(self) -> dict[str, str]:
+        """What every connection sets."""
+        return {
+            "synchronous_commit": "on",
+            "default_transaction_isolation": "read committed",
+            "lock_timeout": _milliseconds(self.lock_timeout_seconds),
+            "statement_timeout": _milliseconds(self.statement_timeout_seconds),
+            "tcp_keepalives_idle": "5",
+            "tcp_keepalives_interval": "2",
+            "tcp_keepalives_count": "3",
+            # A plan made for one group would be made again for the next: a third of the
+            # cost of a send. What is made once must not be for a table that is small.
+            "plan_cache_mode": "force_generic_plan",
+            "enable_seqscan": "off",
+            "enable_hashjoin": "off",
+            "enable_mergejoin": "off",
+            "jit": "off",
+        }
+
+
+class ServerConnection:
+    """A checked connection. Raises what asyncpg raises, and OutcomeUnknown."""
+
+    def __init__(self, raw: Any) -> None:
+        self.raw = raw
+        self._was_warned = False
+        raw.add_log_listener(self._on_notice)
+
+    async def call(self, name: str, *values: Any) -> Any:
+        """CALL a procedure, which commits. Its row; None if it has no results."""
+        self._was_warned = False
+        row = await self.raw.fetchrow(SQL[name], *values)
+        if self._was_warned:
+            raise OutcomeUnknown("no standby confirmed the commit; repeat it to find out")
+        return row
+
+    async def fetch(self, name: str, *values: Any) -> list[Any]:
+        return list(await self.raw.fetch(SQL[name], *values))
+
+    async def fetchrow(self, name: str, *values: Any) -> Any:
+        return await self.raw.fetchrow(SQL[name], *values)
+
+    def terminate(self) -> None:
+        """Close at once, without a round trip."""
+        with suppress(asyncpg.InterfaceError):
+            self.raw.terminate()
+
+    def _on_notice(self, _: Any, message: Any) -> None:
+        if message.severity_en == "WARNING":
+            self._was_warned = True
+
+
+class ChatsServer:
+    """Where the chats are: opens checked connections, and follows a failover."""
+
+    def __init__(self, settings: PostgresStoreSettings) -> None:
+        self.settings = settings
+        self.shards = settings.shards
+        self.seen = SeenServers()
+        self._adopting = asyncio.Lock()
+
+    async def prepare(self) -> ServerConnection:
+        """Check the server and bring the schema up to date. Raises an OperatorError, or
+        Unavailable if the server cannot be reached.
+        """
+        raw = await self._connected()
+        try:
+            version = raw.get_server_version().major
+            if version < SERVER_VERSION_MIN:
+                raise BadSetting(
+                    f"PostgreSQL {version} is too old: the chats need {SERVER_VERSION_MIN} or newer"
+                )
+            with reaching():
+                timeout = self.settings.connect_timeout_seconds
+                await refuse_shared_sessions(raw, self.settings.url, timeout=timeout)
+                await _hear_yourself(raw, timeout)
+                facts = await raw.fetchrow(SQL["server"])
+                self._check(facts)
+                await migrate(raw, self.settings.shards, _identity(facts))
+            if self.settings.lossless and not facts["standbys"]:
+                raise BadSetting(
+                    "cluster.failover is lossless, but PostgreSQL names no synchronous standby:"
+                    " set synchronous_standby_names, or do not promise it"
+                )
+            with reaching():
+                connection = ServerConnection(raw)
+                await self._recognise(connection, _identity(facts))
+                return connection
+        except BaseException:
+            raw.terminate()
+            raise
+
+    async def connect(self) -> ServerConnection:
+        """A connection that may be used. Unavailable, or an OperatorError."""
+        raw = await self._connected()
+        try:
+            with reaching():
+                facts = await raw.fetchrow(SQL["server"])
+                self._check(facts)
+                connection = ServerConnection(raw)
+                await self._recognise(connection, _identity(facts))
+                return connection
+        except BaseException:
+            raw.terminate()
+            raise
+
+    async def raise_all_epochs(self, connection: ServerConnection, why: str = _LOST) -> None:
+        """Commits were lost although no failover was seen, or one that was declared
+        lossless.
+        """
+        facts = await connection.fetchrow("server")
+        stored = _stored(await connection.fetchrow("cluster"))
+        await self._adopt(connection, _identity(facts), stored, why)
+        stored = _stored(await connection.fetchrow("cluster"))
+        self.seen.on_used(stored.server, stored.base)
+
+    async def _connected(self) -> Any:
+        with reaching():
+            raw = await connect(
+                self.settings.url,
+                settings=self.settings.session,
+                timeout=self.settings.connect_timeout_seconds,
+                max_cached_statement_lifetime=0,
+            )
+        _watch_peer(raw)
+        return raw
+
+    def _check(self, facts: Any) -> None:
+        if facts["in_recovery"]:
+            raise unavailable("PostgreSQL is a standby: connect to the primary")
+        for name in ("fsync", "full_page_writes"):
+            if facts[name] != "on":
+                raise BadSetting(
+                    f"PostgreSQL runs with {name} = off: a crash would lose acknowledged"
+                    " messages; switch it on"
+                )
+        wanted = {
+            "synchronous_commit": "on",
+            "transaction_isolation": "read committed",
+            "lock_timeout": int(self.settings.session["lock_timeout"]),
+            "statement_timeout": int(self.settings.session["statement_timeout"]),
+            "plan_cache_mode": "force_generic_plan",
+        }
+        for name, value in wanted.items():
+            if facts[name] != value:
+                raise BadSetting(
+                    f"PostgreSQL does not keep the setting {name}: {facts[name]}, not {value};"
+                    " is there a connection pooler?"
+                )
+
+    async def _recognise(self, connection: ServerConnection, server: ServerIdentity) -> None:
+        for _ in range(ADOPTIONS_MAX):
+            row = await connection.fetchrow("cluster")
+            stored = _stored(row)
+            verdict = self.seen.judge(server, stored)
+            if verdict == "old":
+                telemetry.log.critical("store.old_primary_refused", timeline=server.timeline)
+                raise unavailable("this PostgreSQL is an old primary: another one was promoted")
+            if verdict == "same":
+                self.seen.on_used(server, stored.base)
+                self.shards = row["shards"]
+                return
+            await self._adopt(connection, server, stored, "another server")
+        raise unavailable("several nodes find another PostgreSQL at once")
+
+    async def _adopt(
+        self, connection: ServerConnection, server: ServerIdentity, stored: EpochBase, why: str
+    ) -> None:
+        is_raised = why == _LOST or not self.settings.lossless
+        before = stored.server
+        row = await connection.call(
+            "adopt",
+            stored.base,
+            before.system,
+            before.timeline,
+            server.system,
+            server.timeline,
+            self.seen.base + 1 if is_raised else None,
+            why,
+        )
+        if row["was_first"]:
+            log = telemetry.log.critical if is_raised else telemetry.log.warning
+            fields = {"severity": "SEV-1"} if is_raised else {}
+            log("store.server_changed", reason=why, base=row["new_base"], **fields)
+
+
+async def _hear_yourself(raw: Any, seconds: float) -> None:
+    """BadSetting unless a notification to oneself arrives: a pooler may lose it."""
+    heard = asyncio.Event()
+
+    def on_notification(*_: object) -> None:
+        heard.set()
+
+    await raw.add_listener(CHANNEL, on_notification)
+    await raw.execute(SQL["notify"])
+    try:
+        async with asyncio.timeout(seconds):
+            await heard.wait()
+    except TimeoutError:
+        raise BadSetting(
+            "a notification of PostgreSQL does not arrive: a connection pooler in transaction mode"
+            " stands before it; connect to PostgreSQL itself, or set pool_mode = session"
+        ) from None
+    await raw.remove_listener(CHANNEL, on_notification)
+
+
+def _watch_peer(raw: Any) -> None:
+    """Notice within seconds that the server's host is gone: it would close nothing."""
+    peer = raw._transport.get_extra_info("socket")
+    if peer is None or peer.family not in (socket.AF_INET, socket.AF_INET6):
+        return
+    peer.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for option, value in (("TCP_KEEPIDLE", 5), ("TCP_KEEPINTVL", 2), ("TCP_KEEPCNT", 3)):
+        if hasattr(socket, option):
+            peer.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)
+    if hasattr(socket, "TCP_USER_TIMEOUT"):
+        peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 11_000)
+
+
+def _identity(facts: Any) -> ServerIdentity:
+    return ServerIdentity(facts["system"], facts["timeline"])
+
+
+def _stored(row: Any) -> EpochBase:
+    return EpochBase(ServerIdentity(row["system"], row["timeline"]), row["epoch_base"])
+
+
+def _milliseconds(seconds: float) -> str:
+    """As PostgreSQL reads it; 0 would mean never."""
+    return str(max(1, round(seconds * 1000)))
