@@ -8,6 +8,7 @@
 - ``postgres_schema``  the schema of what nodes share: migrations of each adapter
 - ``redis_url``      addresses of Redis, alone or behind Sentinel (pure)
 - ``redis``          connections, reasons of failure, fitness to keep our state
+- ``redis_subscription``  the messages of one channel
 - ``redis_scripts``  script calls over one pipelined connection
 - ``outbound_http``  HTTP to untrusted servers, with bounds on every answer
 - ``streamed_http``  HTTP for long streamed answers of one server, with bounds too

@@ -3,4 +3,5 @@
 - ``contract``  the seam, and every kind of notification
 - ``batches``   gathers notifications for one payload, and reads payloads
 - ``memory``    for the nodes of one process
+- ``redis``     for all nodes, by PUBLISH
 """

@@ -13,12 +13,10 @@ from __future__ import annotations
 import asyncio
 import hashlib
 from collections.abc import Awaitable, Callable, Sequence
-from contextlib import suppress
 from typing import Any, Final
 from zlib import crc32
 
 import msgspec
-from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
 from holdfast import telemetry
@@ -26,10 +24,10 @@ from holdfast.drivers.redis import (
     RedisReason,
     UnfitRedis,
     check_info,
-    connection_pool,
     trouble_of,
 )
 from holdfast.drivers.redis_scripts import Script, ScriptRunner
+from holdfast.drivers.redis_subscription import ChannelSubscription
 from holdfast.errors import BadSetting, Unavailable
 from holdfast.streaming.pool.contract import (
     Admit,
@@ -57,11 +55,6 @@ CHECK_SECONDS = 2.0
 """How long startup waits to find out whether Redis is fit."""
 CHECK_AGAIN_SECONDS = 10.0
 """How often a heartbeat checks for eviction, which can be switched on at any time."""
-QUIET_SECONDS = 5.0
-"""A subscription without messages for this time is pinged; if that is not answered
-either, it is opened again.
-"""
-SUBSCRIBE_AGAIN_SECONDS = 1.0
 NAMES_MAX = 65_536
 """Hashes that are kept; when full, all are dropped and computed again."""
 
@@ -107,7 +100,7 @@ class RedisPool:
         self._names: dict[tuple[str, str], tuple[str, str]] = {}
         self._check_again_at = 0.0
         self._scripts = ScriptRunner(url, "the pool of replies", self._on_trouble)
-        self._subscriptions: list[asyncio.Task[None]] = []
+        self._subscriptions: list[ChannelSubscription] = []
         self.trouble: tuple[RedisReason, str] | None = None
         """Why the last call failed that did."""
 
@@ -146,13 +139,20 @@ class RedisPool:
         self, node: str, on_grant: Callable[[str], None], on_cancel: Callable[[str], None]
     ) -> None:
         words = {GRANTED: on_grant, CANCELLED: on_cancel}
-        self._subscriptions.append(asyncio.create_task(self._subscribe(node, words)))
+
+        def on_message(data: bytes) -> None:
+            address, _, word = data.decode().rpartition(" ")
+            if word in words:
+                words[word](address.removeprefix(ADDRESS))
+
+        channel = f"{self._prefix}wake:{node}"
+        self._subscriptions.append(
+            ChannelSubscription(self._url, channel, on_message, self._on_trouble, "streaming")
+        )
 
     async def close(self) -> None:
-        for task in self._subscriptions:
-            while not task.done():  # a Redis client may lose a cancellation
-                task.cancel()
-                await asyncio.wait([task], timeout=1.0)
+        for subscription in self._subscriptions:
+            await subscription.close()
         await self._scripts.aclose()
 
     def _run(self, node: str, what: str, body: Any) -> Awaitable[Any]:
@@ -193,39 +193,6 @@ class RedisPool:
             self._scripts.retire()
             raise Unavailable("the pool of replies is not fit to keep leases") from error
         self._check_again_at = now + CHECK_AGAIN_SECONDS
-
-    async def _subscribe(self, node: str, words: dict[str, Callable[[str], None]]) -> None:
-        """Never ends by itself: what is lost meanwhile, the next heartbeat brings."""
-        while True:
-            redis: Redis = Redis.from_pool(connection_pool(self._url, socket_connect_timeout=2.0))
-            try:
-                await self._receive(redis, f"{self._prefix}wake:{node}", words)
-            except (RedisError, OSError) as error:
-                self._on_trouble(error)
-            except Exception as error:  # of what a wake-up calls
-                telemetry.defect("streaming", error)
-            finally:
-                with suppress(RedisError, OSError):
-                    await redis.aclose()
-            await asyncio.sleep(SUBSCRIBE_AGAIN_SECONDS)
-
-    async def _receive(
-        self, redis: Redis, channel: str, words: dict[str, Callable[[str], None]]
-    ) -> None:
-        async with redis.pubsub() as subscription:
-            await subscription.subscribe(channel)
-            is_pinged = False
-            while True:
-                message = await subscription.get_message(timeout=QUIET_SECONDS)
-                if message is None:
-                    if is_pinged:
-                        raise TimeoutError("no answer to a ping")
-                    await subscription.ping()
-                elif message["type"] == "message":
-                    address, _, word = message["data"].decode().rpartition(" ")
-                    if word in words:
-                        words[word](address.removeprefix(ADDRESS))
-                is_pinged = message is None
 
     def _on_trouble(self, error: Exception | str) -> None:
         self.trouble = trouble_of(error, self._url)
