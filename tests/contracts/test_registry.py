@@ -10,6 +10,7 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import NamedTuple
 
 import pytest
+from cluster_database import another_node, cluster_database
 from registry_rig import DEVICES_MAX, RECORD, connect, device, disconnect
 from scripted_durability import ANNA, BELA, CLEO
 
@@ -17,6 +18,7 @@ from engines import Server
 from holdfast.clock import ManualClock
 from holdfast.fanout.registry.contract import LIVE_SECONDS, Displacement, NodeRecord, Registry
 from holdfast.fanout.registry.memory import MemoryRegistry
+from holdfast.fanout.registry.postgres import PostgresRegistry
 from holdfast.fanout.registry.redis import RedisRegistry
 from holdfast.message import User
 
@@ -58,10 +60,20 @@ async def redis(server: Server | None) -> AsyncIterator[Rig]:
     await west.close()
 
 
+@asynccontextmanager
+async def postgres(server: Server | None) -> AsyncIterator[Rig]:
+    assert server is not None
+    clock = WallClock()
+    async with cluster_database(server.url) as first, another_node(server.url) as second:
+        east, west = [await PostgresRegistry.open(each, clock.now_us) for each in (first, second)]
+        yield Rig(east, west, clock)
+
+
 Open = Callable[[Server | None], AbstractAsyncContextManager[Rig]]
 RIGS: dict[str, tuple[Open, str | None]] = {
     "memory": (memory, None),
     "redis": (redis, "redis_server"),
+    "postgres": (postgres, "postgres_server"),
 }
 
 

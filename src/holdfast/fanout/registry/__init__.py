@@ -4,4 +4,5 @@
 - ``sweeper``   removes dead gateways, one node at a time
 - ``memory``    for the gateways of one process
 - ``redis``     for all nodes: one script
+- ``postgres/`` for all nodes without Redis: unlogged tables
 """

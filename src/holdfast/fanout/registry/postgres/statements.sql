@@ -1,0 +1,34 @@
+-- name: unsynced
+-- A crash empties the tables anyway: no call waits for the disk.
+SET synchronous_commit = off
+
+-- name: register
+-- $1 gateway, $2 connections, $3 devices max, $4 highest time given, $5 the time for tests
+SELECT holdfast_cluster.registry_register_1($1, $2, $3, $4, $5)
+
+-- name: unregister
+-- $1 gateway, $2 connections, $3 highest time given, $4 the time for tests
+SELECT holdfast_cluster.registry_unregister_1($1, $2, $3, $4)
+
+-- name: renew
+-- $1 gateway, $2 record, $3 life in microseconds, $4 the time for tests
+SELECT holdfast_cluster.registry_renew_1($1, $2, $3, $4)
+
+-- name: drop
+-- $1 gateway; null: those that are dead, $2 life in microseconds, $3 highest time given, $4 the time for tests
+SELECT holdfast_cluster.registry_drop_1($1, $2, $3, $4)
+
+-- name: connections
+-- $1 gateway
+SELECT tenant, user_id, device_id, connection_id, since FROM holdfast_cluster.device WHERE gateway = $1
+
+-- name: lookup
+-- $1 tenants, $2 users
+SELECT DISTINCT gateway, tenant, user_id
+FROM unnest($1::text[], $2::text[]) AS asked (tenant, user_id) JOIN holdfast_cluster.device USING (tenant, user_id)
+
+-- name: nodes
+-- $1 life in microseconds, $2 the time for tests
+SELECT name, record FROM holdfast_cluster.gateway
+WHERE record IS NOT NULL
+    AND coalesce($2, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint) - renewed_at < $1
