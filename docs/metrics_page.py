@@ -210,6 +210,7 @@ CATALOGUE: dict[str, tuple[int, Alert]] = {
     ),
     "durability_store_throttles": (2, NO_ALERT),
     "durability_overdue_writes": (2, NO_ALERT),
+    "durability_overdue_lanes": (2, Alert("", "`… > 0` for a minute")),
     "store_reopened": (2, Alert("", "any: look at the disk")),
     "gateway_connection_timeouts": (2, NO_ALERT),
     "registry_errors": (2, NO_ALERT),

@@ -25,6 +25,7 @@ MUST_HAPPEN: Mapping[str, frozenset[str]] = {
             "sends were answered: refused",
             "a send was turned away: age",
             "a write ended after its deadline",
+            "a lane hung and others went on",
             "a breaker was: open",
             "a breaker was: half_open",
             "a delivery was skipped: unreachable",

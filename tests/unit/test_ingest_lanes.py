@@ -12,6 +12,7 @@ import pytest
 from scripted_durability import ANNA, BELA, Answers, ScriptedStore, acks, body, create_chat
 from store_rigs import act
 
+from holdfast import telemetry
 from holdfast.clock import Ids
 from holdfast.errors import NotAMember, OutcomeUnknown, ServerBusy, Unavailable
 from holdfast.ingest.durability import ChangeSettings, StoreDurability
@@ -296,6 +297,7 @@ async def test_overdue_write_takes_its_lane_until_it_ends_and_no_other() -> None
         bench.store.hold(1)
         assert isinstance(await bench.persist(1), OutcomeUnknown)
         assert (bench.plane.overdue, bench.plane.breaker) == (1, BreakerState.CLOSED)
+        assert telemetry.REGISTRY.get_sample_value("holdfast_durability_overdue_lanes") == 1
         before = bench.clock.monotonic()
         assert isinstance(await bench.persist(1), Unavailable)
         with pytest.raises(Unavailable):
@@ -307,6 +309,7 @@ async def test_overdue_write_takes_its_lane_until_it_ends_and_no_other() -> None
         bench.store.release(1)
         await asyncio.sleep(0.01)
         assert isinstance(await bench.persist(1), Acked) and bench.plane.overdue == 0
+        assert telemetry.REGISTRY.get_sample_value("holdfast_durability_overdue_lanes") == 0
 
 
 async def test_lane_with_two_overdue_writes_is_taken_until_both_have_ended() -> None:

@@ -264,7 +264,7 @@ class StoreDurability:
             self._guard.learned_nothing()
         self._slow.add(lane)
         self._overdue.setdefault(lane, set()).add(write)
-        self._guard.hangs(len(self._overdue) >= self._at_once)
+        self._show_overdue()
         write.add_done_callback(partial(self._ended, lane))
 
     def _forget(self, write: asyncio.Future[Any]) -> None:
@@ -275,8 +275,12 @@ class StoreDurability:
         self._overdue[lane].discard(write)
         if not self._overdue[lane]:
             del self._overdue[lane]
-        self._guard.hangs(len(self._overdue) >= self._at_once)
+        self._show_overdue()
         telemetry.write_overdue("failed" if _failed(write) else "done")
+
+    def _show_overdue(self) -> None:
+        self._guard.hangs(len(self._overdue) >= self._at_once)
+        telemetry.lanes_overdue(len(self._overdue), self._at_once)
 
 
 def _failed(write: asyncio.Future[Any]) -> bool:

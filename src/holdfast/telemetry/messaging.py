@@ -168,6 +168,10 @@ _hot_chats = gauge(
 _overdue = counter(
     "durability_overdue_writes", "Writes that ended after their deadline, by how", ("ended",)
 )
+_overdue_lanes = gauge(
+    "durability_overdue_lanes",
+    "Lanes of the store with a write that goes on past its deadline: their sends are refused",
+)
 # stored, failed, dropped
 _marks = counter("durability_watermarks", "Watermarks by what became of them", ("outcome",))
 _rollbacks = counter(
@@ -231,6 +235,15 @@ def write_overdue(ended: str) -> None:
     """A write ended after its deadline; ``ended``: done or failed."""
     mark("a write ended after its deadline")
     _overdue.labels(ended).inc()
+
+
+def lanes_overdue(count: int, at_once: int) -> None:
+    """``count`` lanes wait for the end of an overdue write; with ``at_once`` of them
+    nothing is written.
+    """
+    if 0 < count < at_once:
+        mark("a lane hung and others went on")
+    _overdue_lanes.set(count)
 
 
 def watermarks(outcome: str, count: int) -> None:

@@ -39,6 +39,8 @@ class Options:
     recoveries: int
     halts: int
     retentions: int
+    lanes: int
+    """Of the store; unless a control brings its own."""
 
     @staticmethod
     def derive(seed: int) -> Options:
@@ -72,6 +74,7 @@ class Options:
             recoveries=some(2),
             halts=some(1),
             retentions=some(1),
+            lanes=rng.choice([1, 4]),
         )
 
 

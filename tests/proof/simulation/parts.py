@@ -50,9 +50,11 @@ class SimulatedDisk:
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """The parts of a run; ``options`` lets a control choose its faults."""
+    """The parts of a run; ``options`` lets a control choose its faults, and ``disk``
+    brings a store of its own.
+    """
 
-    disk: Callable[[], SimulatedDisk] = lambda: SimulatedDisk(MemoryStore())
+    disk: Callable[[], SimulatedDisk] | None = None
     around_store: Callable[[ChatStore], ChatStore] = lambda store: store
     durability: Callable[[ChatStore, Clock, Registry], Durability] = lambda store, clock, _: (
         StoreDurability(store, clock)

@@ -35,6 +35,7 @@ from holdfast.store.commands import (
     RemoveMember,
     Retain,
 )
+from holdfast.store.memory import MemoryStore
 from holdfast.verify.history import (
     ClientSeen,
     ClosingSeen,
@@ -56,7 +57,7 @@ from proof.faults import FaultPlan, Odds
 from proof.simulation.device import Device
 from proof.simulation.network import Wire
 from proof.simulation.options import QUIET, Options
-from proof.simulation.parts import Parts
+from proof.simulation.parts import Parts, SimulatedDisk
 from proof.simulation.server import SimulatedServer, gateway_settings
 from proof.simulation.watch import Watch
 from proof.virtual_loop import LoopClock, run
@@ -92,7 +93,7 @@ class World:
         self.clock = LoopClock()
         self.record = Recorder(Header(seed=options.seed, notes=asdict(options)))
         self.ids = Ids(self.clock, random.Random(options.seed + 1))
-        self.disk = parts.disk()
+        self.disk = parts.disk() if parts.disk else SimulatedDisk(MemoryStore(shards=options.lanes))
         self.disk.store.on_commit(self._committed)
         self.plan = self._new_plan()
         self.server: SimulatedServer | None = None
