@@ -6,13 +6,17 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import AsyncIterator, Callable
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from typing import Any, NamedTuple
 
+import asyncpg
 import pytest
+from redis.asyncio import Redis
 from scripted_durability import ANNA
 
 from engines import Server
+from holdfast.drivers.postgres_database import PostgresSettings
 from holdfast.fanout.bus.contract import (
     Bus,
     Notification,
@@ -21,6 +25,7 @@ from holdfast.fanout.bus.contract import (
     TypingChanged,
 )
 from holdfast.fanout.bus.memory import MemoryBus, MemoryHub
+from holdfast.fanout.bus.postgres import PostgresBus
 from holdfast.fanout.bus.redis import RedisBus
 
 CHANNELS = itertools.count()
@@ -48,6 +53,35 @@ class BusNode:
                 await self._news.wait()
 
 
+@asynccontextmanager
+async def _connected(url: str) -> AsyncIterator[Any]:
+    connection = await asyncpg.connect(url)
+    try:
+        yield connection
+    finally:
+        await connection.close()
+
+
+async def cut_nothing(_server: Server | None) -> None:
+    """The nodes of one process have no connections."""
+
+
+async def cut_redis(server: Server | None) -> None:
+    assert server is not None
+    async with Redis.from_url(server.url) as client:
+        for kind in ("pubsub", "normal"):
+            await client.execute_command("CLIENT", "KILL", "TYPE", kind)
+
+
+async def cut_postgres(server: Server | None) -> None:
+    assert server is not None
+    async with _connected(server.url) as connection:
+        await connection.execute(
+            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
+            " WHERE pid <> pg_backend_pid() AND backend_type = 'client backend'"
+        )
+
+
 def memory(_server: Server | None) -> Callable[[str], Bus]:
     hub = MemoryHub()
     return lambda sender: MemoryBus(sender, hub)
@@ -59,24 +93,42 @@ def redis(server: Server | None) -> Callable[[str], Bus]:
     return lambda sender: RedisBus(url, sender, channel)
 
 
-RIGS: dict[str, tuple[Callable[[Server | None], Callable[[str], Bus]], str | None]] = {
-    "memory": (memory, None),
-    "redis": (redis, "redis_server"),
+def postgres(server: Server | None) -> Callable[[str], Bus]:
+    assert server is not None
+    settings, channel = PostgresSettings(server.url), f"bus_{next(CHANNELS)}"
+    return lambda sender: PostgresBus(settings, sender, channel)
+
+
+class Rig(NamedTuple):
+    make: Callable[[Server | None], Callable[[str], Bus]]
+    cut: Callable[[Server | None], Awaitable[None]]
+    """Breaks every connection to the engine."""
+    engine: str | None = None
+
+
+RIGS = {
+    "memory": Rig(memory, cut_nothing),
+    "redis": Rig(redis, cut_redis, "redis_server"),
+    "postgres": Rig(postgres, cut_postgres, "postgres_server"),
 }
-Nodes = Callable[..., AbstractAsyncContextManager[list[BusNode]]]
 
 
-@pytest.fixture(params=RIGS)
-def nodes(request: pytest.FixtureRequest) -> Nodes:
+class Nodes:
     """Makes nodes of one bus, by their names, that reach each other."""
-    make, engine = RIGS[request.param]
-    bus_of = make(None if engine is None else request.getfixturevalue(engine))
+
+    def __init__(self, rig: Rig, server: Server | None) -> None:
+        self._bus_of = rig.make(server)
+        self._rig = rig
+        self._server = server
+
+    async def cut(self) -> None:
+        await self._rig.cut(self._server)
 
     @asynccontextmanager
-    async def running(*senders: str) -> AsyncIterator[list[BusNode]]:
-        made = [BusNode(bus_of(sender)) for sender in senders]
+    async def __call__(self, *senders: str) -> AsyncIterator[list[BusNode]]:
+        made = [BusNode(self._bus_of(sender)) for sender in senders]
         tasks = [asyncio.create_task(node.bus.run()) for node in made]
-        await _all_connected(made)
+        await all_connected(made)
         yield made
         for task in tasks:
             assert not task.done()
@@ -84,10 +136,14 @@ def nodes(request: pytest.FixtureRequest) -> Nodes:
         async with asyncio.timeout(ARRIVES_SECONDS):
             await asyncio.gather(*tasks, return_exceptions=True)
 
-    return running
+
+@pytest.fixture(params=RIGS)
+def nodes(request: pytest.FixtureRequest) -> Nodes:
+    rig = RIGS[request.param]
+    return Nodes(rig, None if rig.engine is None else request.getfixturevalue(rig.engine))
 
 
-async def _all_connected(made: list[BusNode]) -> None:
+async def all_connected(made: list[BusNode]) -> None:
     """Publish until each has heard each other: a subscription may come late."""
     for n, node in enumerate(made):
         others = [other for other in made if other is not node]
@@ -161,3 +217,10 @@ async def test_node_that_joins_later_is_reached_from_then_on(nodes: Nodes) -> No
             assert typing(1) not in three.got
         one.bus.publish(typing(2))
         await two.until(typing(2))
+
+
+async def test_nodes_reach_each_other_again_after_every_connection_was_cut(nodes: Nodes) -> None:
+    async with nodes("one", "two") as both:
+        await nodes.cut()
+        both[0].bus.publish(LAST)  # it may be lost
+        await all_connected(both)

@@ -4,4 +4,5 @@
 - ``batches``   gathers notifications for one payload, and reads payloads
 - ``memory``    for the nodes of one process
 - ``redis``     for all nodes, by PUBLISH
+- ``postgres``  for all nodes without Redis, by NOTIFY
 """
