@@ -8,7 +8,7 @@ import asyncio
 import random
 import signal
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from itertools import pairwise
 from pathlib import Path
@@ -17,10 +17,15 @@ import aiohttp
 import pytest
 from long_tier import IS_LONG, repeat, times
 from reply_reader import ReplyClient, SeenReply, numbered_words, tokens_of
+from reply_rig import chunk
 from result_counts import tally
 from streaming_rig import RigNode, streaming_rig
+from upstream import After, Received, Upstream, completion
 from work_rigs import until
 
+from holdfast.streaming.reply import EntryId, ReplyBegin, ReplyDelta, ReplyDone
+from holdfast.streaming.reply_log.contract import LogAppend
+from holdfast.streaming.reply_log.redis import RedisReplyLog
 from proof.results import Row
 
 pytestmark = [pytest.mark.torture, pytest.mark.long]
@@ -72,7 +77,9 @@ async def test_killed_node_ends_its_replies_and_frees_its_leases(tmp_path: Path)
 
     async def kill(run: int) -> tuple[float, float, float]:
         settings = {"streaming.pool.total": 10}
-        async with streaming_rig(tmp_path / str(run), settings=settings) as rig:
+        # without proxies in this loop: while it rests, nobody would call the pool, and
+        # then nobody is dead for the next 10 s
+        async with streaming_rig(tmp_path / str(run), with_links=False, settings=settings) as rig:
             return await _kill(*rig.nodes)
 
     took = await repeat(runs, kill, seconds_max=60)
@@ -122,12 +129,52 @@ async def _kill(victim: RigNode, other: RigNode, third: RigNode) -> tuple[float,
     return max(reply.ended for reply in seen) - killed, free - killed, pause
 
 
+async def test_killed_node_with_queued_clients_holds_nobody_else_up(tmp_path: Path) -> None:
+    """The pool is full; its next grants go to a node that died a moment before."""
+    settings = {"streaming.pool.total": 5}
+    async with (
+        asyncio.timeout(60),
+        streaming_rig(tmp_path, nodes=2, with_links=False, settings=settings) as rig,
+    ):
+        victim, other = rig.nodes
+
+        def ask(node: RigNode, words: str, model: str, user: str) -> asyncio.Task[SeenReply]:
+            return asyncio.create_task(node.client.chat(words, model, user))
+
+        lost = [ask(victim, LONG, "slow", f"running{n}") for n in range(4)]
+        last = await other.client.start(numbered_words(80), "slow", "last")
+        reading = asyncio.create_task(read_until_it_ends(other, last))
+        await _until_queue(other, active=5, waiting=0)
+        lost += [ask(victim, SHORT, "words", f"queued{n}") for n in range(8)]
+        others = [ask(other, SHORT, "words", f"other{n}") for n in range(8)]
+        await _until_queue(other, active=5, waiting=16)
+        await until(lambda: len(last.tokens) > 70)  # its end is the first place that is free
+        await victim.process.kill()
+        killed = time.monotonic()
+        seen = await asyncio.gather(*lost)
+        assert {reply.end for reply in seen} == {"aborted"}
+        assert max(reply.ended for reply in seen) - killed <= END_SECONDS_MAX
+        went_on = await asyncio.gather(reading, *others)
+        assert all(reply.end == "done" for reply in went_on)
+        moments = sorted([last.times[-1], *(reply.times[0] for reply in went_on[1:])])
+        assert max(after - before for before, after in pairwise(moments)) <= PAUSE_SECONDS_MAX
+        assert await _time_of_at_most(other, 0) - killed <= LEASES_SECONDS_MAX
+
+
+async def _until_queue(node: RigNode, active: int, waiting: int) -> None:
+    while True:
+        pool = (await node.status())["pools"]["default"]
+        if (pool["active"], pool["waiting"]) == (active, waiting):
+            return
+        await asyncio.sleep(0.1)
+
+
 async def _time_of_at_most(node: RigNode, count: int) -> float:
     """When so few were active: the load, and the key that runs again, not the dead."""
     while True:
         if int((await node.status())["pools"]["default"]["active"]) <= count:
             return time.monotonic()
-        await asyncio.sleep(0.2)  # the rule of admin calls allows ten a second
+        await asyncio.sleep(0.1)
 
 
 async def _until_it_runs(
@@ -141,6 +188,96 @@ async def _until_it_runs(
                 await node.client.cancel(reply.reply_id)
                 return reply
             await asyncio.sleep(0.2)
+
+
+async def test_request_that_kills_its_node_kills_one_and_is_502_once(tmp_path: Path) -> None:
+    """It dies when the provider has its request: nobody sends that again."""
+    nodes = list[RigNode]()
+
+    async def kill_who_asks(request: Received, writer: asyncio.StreamWriter) -> After:
+        if b"deadly" not in request.body:
+            return await completion("fine")(request, writer)
+        for node in nodes:
+            if await node.running_replies():
+                await node.process.kill()
+        return "hang"
+
+    async with asyncio.timeout(60), Upstream(kill_who_asks) as upstream:
+        settings = {
+            "streaming.providers": [{"name": "real", "base_url": upstream.base_url}],
+            "streaming.models": [{"name": "real", "providers": ["real:m"]}],
+        }
+        async with streaming_rig(tmp_path, with_nginx=True, settings=settings) as rig:
+            nodes += rig.nodes
+            assert (await rig.client.chat("harmless", "real")).succeeded  # the pool has begun
+            seen = await rig.client.chat("deadly", "real")
+            assert (seen.status, seen.ends) == (502, ["502"])
+            assert [await node.is_ready() for node in nodes].count(False) == 1
+            for _ in nodes:  # the dead one's turn, too
+                assert (await rig.client.chat("harmless", "real")).succeeded
+            assert [b"deadly" in request.body for request in upstream.requests].count(True) == 1
+
+
+async def test_paused_node_writes_nothing_of_an_epoch_that_was_made_elsewhere(
+    tmp_path: Path,
+) -> None:
+    """An assistant's node stands still; its job runs again, as at another node, and
+    writes the whole reply. What the first node goes on to say is refused, and the chat
+    gets the reply that the log has."""
+    assistant = {"tenant": "acme", "user": "bot", "model": "slow"}
+    async with (
+        asyncio.timeout(60),
+        streaming_rig(
+            tmp_path, nodes=1, with_links=False, settings={"streaming.assistants": [assistant]}
+        ) as rig,
+    ):
+        node = rig.nodes[0]
+        texts = await _ask_assistant(node, rig.key, LONG)
+
+        async def has_grown() -> bool:
+            return any(reply["entries"] > 5 for reply in await node.running_replies())
+
+        await until(has_grown)
+        [found] = await node.running_replies()
+        node.process.send(signal.SIGSTOP)
+        assert rig.redis is not None
+        log = await RedisReplyLog.open(rig.redis.url)
+        reply_id = str(found["reply_id"])
+        page = await log.read(reply_id, None, 1)
+        assert page is not None
+        begin = page.entries[0][1]
+        assert isinstance(begin, ReplyBegin)
+        epoch = await log.begin(reply_id, begin)
+        made = [ReplyDelta(chunk("made elsewhere")), ReplyDelta(chunk("", "stop")), ReplyDone()]
+        await log.append([LogAppend(reply_id, EntryId(epoch, 1), made)])
+        before = await log.read(reply_id, EntryId(page.last.epoch, 0), 10_000)
+        node.process.send(signal.SIGCONT)
+        await until(texts)
+        assert await texts() == ["made elsewhere"]
+        assert await log.read(reply_id, EntryId(page.last.epoch, 0), 10_000) == before
+        await log.close()
+
+
+async def _ask_assistant(
+    node: RigNode, key: str, words: str
+) -> Callable[[], Awaitable[Sequence[str]]]:
+    """Write to an assistant in a direct chat; returns how to read what it answered."""
+    headers = {"Authorization": f"Bearer {key}", "X-Act-As": "ann"}
+    made = await node.session.post(
+        "/v1/chats", json={"kind": "direct", "members": ["bot"]}, headers=headers
+    )
+    path = f"/v1/chats/{(await made.json())['chat']['chat_id']}/messages"
+    sent = await node.session.post(
+        path, json={"content": words}, headers={**headers, "Idempotency-Key": "question"}
+    )
+    assert sent.status == 201, await sent.text()
+
+    async def texts() -> Sequence[str]:
+        page = await (await node.session.get(path, headers=headers)).json()
+        by_bot = [m for m in page["messages"] if m["sender_id"] == "bot" and m["kind"] == "text"]
+        return [message["content"] for message in by_bot]
+
+    return texts
 
 
 async def test_paused_node_goes_on_with_its_own_replies(tmp_path: Path) -> None:

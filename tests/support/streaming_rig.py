@@ -31,7 +31,7 @@ HOST = "chat.example.com"
 START_SECONDS_MAX = 60.0
 PACES: Mapping[str, float] = {"words": 100, "slow": 20, "crawl": 2, "burst": 0}
 """Models that repeat what they are sent, and their tokens a second; 0: at once."""
-RATES = ("reply:user", "reply:tenant", "rest:user", "rest:tenant", "connect:address")
+RATES = ("reply:user", "reply:tenant", "rest:user", "rest:tenant", "connect:address", "admin:key")
 
 
 def model_settings(paces: Mapping[str, float] = PACES) -> dict[str, Any]:
@@ -70,7 +70,7 @@ class RigNode:
         ended = asyncio.create_task(self.process.ended())
         try:
             async with asyncio.timeout(START_SECONDS_MAX):
-                while not await self._is_ready():
+                while not await self.is_ready():
                     assert not ended.done(), self.log.read_text()[-2000:]
                     await asyncio.sleep(0.02)
         finally:
@@ -79,6 +79,10 @@ class RigNode:
     async def status(self) -> Any:
         """What the node reports of its replies."""
         return (await self._admin("/admin/status"))["replies"]
+
+    async def running_replies(self) -> list[dict[str, Any]]:
+        """The replies that it makes, as operators see them."""
+        return list((await self._admin("/admin/replies"))["replies"])
 
     async def completion_tokens(self) -> dict[str, int]:
         """What it has counted, by user."""
@@ -91,7 +95,7 @@ class RigNode:
             assert answer.status == 200, await answer.text()
             return await answer.json()
 
-    async def _is_ready(self) -> bool:
+    async def is_ready(self) -> bool:
         try:
             async with self.session.get("/health/ready") as answer:
                 return answer.status == 200
