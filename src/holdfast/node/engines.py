@@ -1,8 +1,8 @@
 """The composition root: opens the engines of a node, one ``match`` for each choice.
 
-Everything else sees the contracts. ``revocations_file`` opens the one file that is
-checked first. Two libraries that also run without a node choose their own engines:
-``limits/composition`` and ``work/outbox``.
+Everything else sees the contracts. ``shared_state`` opens the small ones. Two libraries
+that also run without a node choose their own engines: ``limits/composition`` and
+``work/outbox``.
 """
 
 from __future__ import annotations
@@ -16,9 +16,7 @@ from urllib.parse import urlsplit
 from holdfast.access.contract import CredentialStore
 from holdfast.access.revocations.contract import Revocations
 from holdfast.access.revocations.sqlite import ACCESS
-from holdfast.access.secrets import FileCredentials, SharedCredentials, open_secrets
-from holdfast.access.settings import AccessSettings
-from holdfast.clock import Clock, Ids, timestamp
+from holdfast.clock import Clock, Ids
 from holdfast.drivers.sqlite.file_copy import StateFile
 from holdfast.errors import BadSetting, extra
 from holdfast.eventlog.contract import EventLog
@@ -26,12 +24,12 @@ from holdfast.eventlog.sqlite import SqliteEventLog
 from holdfast.fanout.bus.contract import Bus
 from holdfast.fanout.bus.memory import MemoryBus
 from holdfast.fanout.contract import Link
-from holdfast.fanout.dead_letters import DeadLetters, RecentDeadLetters
+from holdfast.fanout.dead_letters import DeadLetters
 from holdfast.fanout.memory import LocalLink
 from holdfast.fanout.registry.contract import Registry
 from holdfast.fanout.registry.memory import MemoryRegistry
 from holdfast.limits.rulestore.sqlite import LIMITS
-from holdfast.node.revocations_file import open_revocations
+from holdfast.node.shared_state import open_shared_state
 from holdfast.settings import DurabilitySettings, Settings
 from holdfast.store.contract import ChatStore, Records
 from holdfast.store.leases.contract import Leases
@@ -41,7 +39,7 @@ from holdfast.streaming.reply_log.contract import ReplyLog
 from holdfast.streaming.reply_log.sqlite import REPLIES, RepliesFile, SqliteReplyLog, SqliteUsage
 from holdfast.streaming.usage_store.contract import UsageStore
 from holdfast.webhooks.contract import WebhookEndpoints
-from holdfast.webhooks.sqlite import WEBHOOKS, SqliteEndpoints
+from holdfast.webhooks.sqlite import WEBHOOKS
 from holdfast.work.contract import WorkStore
 from holdfast.work.sqlite import WORK, SqliteWork
 
@@ -78,13 +76,9 @@ async def open_engines(settings: Settings, state: Path, clock: Clock) -> AsyncIt
     be unavailable: its store connects when it answers.
     """
     async with AsyncExitStack() as stack:
-        credentials = _credentials(settings.access, state, clock)
         store = await stack.enter_async_context(_chat_store(settings.durability, state, clock))
-        revocations = await open_revocations(state, clock, store)
-        stack.push_async_callback(revocations.close)
-        endpoints = await SqliteEndpoints.open(state / WEBHOOKS.name)
-        stack.push_async_callback(endpoints.close)
-        jobs = await _open_jobs(settings.work.url, endpoints.server, state, clock)
+        shared = await stack.enter_async_context(open_shared_state(settings, state, clock, store))
+        jobs = await _open_jobs(settings.work.url, shared.server, state, clock)
         stack.push_async_callback(jobs.close)
         replies_file = await RepliesFile.open(state / REPLIES.name, clock)
         stack.push_async_callback(replies_file.close)
@@ -98,11 +92,11 @@ async def open_engines(settings: Settings, state: Path, clock: Clock) -> AsyncIt
             bus=MemoryBus(Ids(clock).new("bus_")),
             leases=MemoryLeases(clock),
             link=LocalLink(),
-            dead_letters=RecentDeadLetters(settings.fanout.dlq),
-            credentials=credentials,
-            revocations=revocations,
+            dead_letters=shared.dead_letters,
+            credentials=shared.credentials,
+            revocations=shared.revocations,
             jobs=jobs,
-            endpoints=endpoints,
+            endpoints=shared.endpoints,
             replies=replies,
             usage=SqliteUsage(replies_file),
             files=FILES,
@@ -115,14 +109,6 @@ def open_records(state: Path, clock: Clock) -> AbstractAsyncContextManager[Recor
     With default settings: nothing else loads the store.
     """
     return _chat_store(DurabilitySettings(), state, clock)
-
-
-def _credentials(settings: AccessSettings, state: Path, clock: Clock) -> CredentialStore:
-    if settings.credentials_dir:
-        return SharedCredentials(Path(settings.credentials_dir).expanduser())
-    open_secrets(state, timestamp(clock.now()))
-    secret_file = settings.tokens.secret_file
-    return FileCredentials(state, Path(secret_file).expanduser() if secret_file else None)
 
 
 def _chat_store(settings: DurabilitySettings, state: Path, clock: Clock) -> SqliteStore:
