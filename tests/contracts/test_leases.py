@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import NamedTuple
 
+import asyncpg
 import pytest
+from store_rigs import PostgresRig, without_triggers
 
 from engines import Server
 from holdfast.clock import ManualClock
@@ -22,18 +24,43 @@ class Rig(NamedTuple):
 
     one: Leases
     two: Leases
-    pass_time: Callable[[float], None]
+    pass_time: Callable[[float], Awaitable[None]]
 
 
 @asynccontextmanager
 async def memory(_server: Server | None) -> AsyncIterator[Rig]:
     clock = ManualClock()
     leases = MemoryLeases(clock)
-    yield Rig(leases, leases, clock.advance)
+
+    async def pass_time(seconds: float) -> None:
+        clock.advance(seconds)
+
+    yield Rig(leases, leases, pass_time)
+
+
+@asynccontextmanager
+async def postgres(server: Server | None) -> AsyncIterator[Rig]:
+    assert server is not None
+
+    async def pass_time(seconds: float) -> None:
+        await without_triggers(
+            server.url,
+            "UPDATE holdfast_chats.lease SET"
+            f" expires_at = expires_at - make_interval(secs => {seconds})",
+        )
+
+    async with PostgresRig(server.url).open() as store:
+        one, two = store.leases("one"), store.leases("two")
+        yield Rig(one, two, pass_time)
+        one.close()
+        two.close()
 
 
 Open = Callable[[Server | None], AbstractAsyncContextManager[Rig]]
-RIGS: dict[str, tuple[Open, str | None]] = {"memory": (memory, None)}
+RIGS: dict[str, tuple[Open, str | None]] = {
+    "memory": (memory, None),
+    "postgres": (postgres, "postgres_server"),
+}
 Opened = AbstractAsyncContextManager[Rig]
 
 
@@ -60,9 +87,9 @@ async def test_lease_has_one_holder_and_others_get_none(rig: Opened) -> None:
 async def test_lease_that_ended_is_free_and_the_fence_rises(rig: Opened) -> None:
     async with rig as (one, two, pass_time):
         first = await acquired(one)
-        pass_time(4.9)
+        await pass_time(4.9)
         assert await two.acquire(NAME, 5.0) is None
-        pass_time(0.2)
+        await pass_time(0.2)
         second = await acquired(two)
         assert second > first
         assert not await one.renew(NAME, first, 5.0)
@@ -74,17 +101,17 @@ async def test_renewal_counts_from_its_own_moment(rig: Opened) -> None:
     async with rig as (one, two, pass_time):
         fence = await acquired(one)
         for _ in range(3):
-            pass_time(4.0)
+            await pass_time(4.0)
             assert await one.renew(NAME, fence, 5.0)
             assert await two.acquire(NAME, 5.0) is None
-        pass_time(5.1)
+        await pass_time(5.1)
         assert (await acquired(two)) > fence
 
 
 async def test_lease_that_ended_is_not_renewed_even_if_nobody_took_it(rig: Opened) -> None:
     async with rig as (one, _, pass_time):
         fence = await acquired(one)
-        pass_time(5.1)
+        await pass_time(5.1)
         assert not await one.renew(NAME, fence, 5.0)
         assert (await acquired(one)) > fence
 
@@ -106,6 +133,35 @@ async def test_of_many_who_ask_together_one_gets_it(rig: Opened) -> None:
                 *(leases.acquire(NAME, 5.0) for leases in (one, two) for _ in range(5))
             )
             fences += [fence for fence in asked if fence is not None]
-            pass_time(5.1)
+            await pass_time(5.1)
         assert len(fences) == 5
         assert fences == sorted(set(fences))
+
+
+async def set_base(server: Server, base: int) -> None:
+    await without_triggers(server.url, f"UPDATE holdfast_chats.cluster SET epoch_base = {base}")
+
+
+class TestPostgres:
+    """What only an engine with an epoch base can show."""
+
+    async def test_raised_base_ends_a_lease_that_is_held_and_the_fence_rises(
+        self, postgres_server: Server
+    ) -> None:
+        async with postgres(postgres_server) as (one, _, pass_time):
+            fence = await acquired(one)
+            try:
+                await set_base(postgres_server, 7)
+                assert not await one.renew(NAME, fence, 5.0)
+                await pass_time(5.1)
+                assert await acquired(one) == Fence(7, fence.number + 1)
+            finally:
+                await set_base(postgres_server, 0)
+
+    async def test_row_names_the_holder(self, postgres_server: Server) -> None:
+        async with postgres(postgres_server) as (_, two, _):
+            await acquired(two)
+            connection = await asyncpg.connect(postgres_server.url)
+            row = await connection.fetchrow("SELECT name, holder FROM holdfast_chats.lease")
+            await connection.close()
+            assert tuple(row) == (NAME, "two")

@@ -295,3 +295,11 @@ SELECT coalesce(sum(
 
 -- name: notify
 SELECT pg_notify('holdfast_chats', '')
+
+-- name: lease_acquire
+-- $1 name, $2 holder, $3 seconds
+CALL holdfast_chats.lease_acquire_1($1, $2, $3, NULL, NULL)
+
+-- name: lease_renew
+-- $1 name, $2 base and $3 number of the fence, $4 seconds
+CALL holdfast_chats.lease_renew_1($1, $2, $3, $4, NULL)

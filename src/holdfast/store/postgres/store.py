@@ -43,6 +43,7 @@ from holdfast.store.postgres.append import NO_COUNTER, arguments, settle, sorted
 from holdfast.store.postgres.change import audit_json, change
 from holdfast.store.postgres.connections import Connections
 from holdfast.store.postgres.errors import is_refused
+from holdfast.store.postgres.leases import PostgresLeases
 from holdfast.store.postgres.log_reads import LogEnds, LogSlice
 from holdfast.store.postgres.notifications import CommitNotifications
 from holdfast.store.postgres.server import ChatsServer, PostgresStoreSettings, ServerConnection
@@ -86,6 +87,10 @@ class PostgresStore:
     ) -> None:
         await self._notifications.close()
         await self._connections.close()
+
+    def leases(self, holder: str) -> PostgresLeases:
+        """Leases in the same database; close them before the store."""
+        return PostgresLeases(self._server, holder)
 
     def lane(self, chat_id: str) -> int:
         return shard_of(chat_id, self._server.shards)
