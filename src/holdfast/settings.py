@@ -23,8 +23,8 @@ from holdfast.access.settings import AccessSettings
 from holdfast.api.deps import ApiSettings
 from holdfast.api.problems import said_of
 from holdfast.bounds import positive
+from holdfast.drivers.cluster import ClusterSettings
 from holdfast.drivers.files import default_state_dir, read_table, state_dir_in
-from holdfast.drivers.redis_url import check_redis_url
 from holdfast.drivers.sqlite.database import SqliteSettings
 from holdfast.errors import BadSetting, HoldfastError
 from holdfast.fanout.dead_letters import DeadLetterSettings
@@ -156,22 +156,6 @@ class FanoutSettings:
 
 
 @dataclass(frozen=True, slots=True)
-class ClusterSettings:
-    """What several nodes share."""
-
-    redis: str = ""
-    """One Redis for all nodes: the pool of AI replies; and, unless
-    ``streaming.replies_url`` and ``limits.counters_url`` say otherwise, the replies
-    themselves and the counters of limits. ``redis://``, ``rediss://`` or
-    ``redis+sentinel://``. Left empty: this node is alone.
-    """
-
-    def __post_init__(self) -> None:
-        if self.redis:
-            check_redis_url(self.redis)
-
-
-@dataclass(frozen=True, slots=True)
 class Settings:
     """Everything that can be set."""
 
@@ -205,15 +189,27 @@ class Settings:
                 " durability.chats.chats_per_user_max: whoever is in that many chats could not"
                 " resume"
             )
+        if self.cluster.postgres and not self.access.tokens.secret_file:
+            raise ValueError(
+                "cluster.postgres needs access.tokens.secret_file: a file with the same token keys"
+                " on every node, a key of at least 32 characters on each line (`openssl rand"
+                " -base64 48`)"
+            )
         self._share()
 
     def _share(self) -> None:
         """What nodes share is where ``cluster`` says, unless a part's own setting
         does."""
-        redis, limits, streaming = self.cluster.redis, self.limits, self.streaming
+        redis, postgres = self.cluster.redis, self.cluster.postgres
+        limits, streaming, work = self.limits, self.streaming, self.work
         shared = {
-            "limits": replace(limits, counters_url=limits.counters_url or redis),
+            "limits": replace(
+                limits,
+                counters_url=limits.counters_url or redis,
+                rules_url=limits.rules_url or postgres,
+            ),
             "streaming": replace(streaming, replies_url=streaming.replies_url or redis),
+            "work": replace(work, url=work.url or postgres),
         }
         for name, part in shared.items():
             object.__setattr__(self, name, part)

@@ -373,3 +373,56 @@ def test_redis_of_the_cluster_is_everywhere_unless_a_part_has_its_own() -> None:
     apart = {"limits.counters_url": "memory:", "streaming.replies_url": own}
     settings = load(None, {}, {"cluster.redis": ours, **apart})
     assert (settings.limits.counters_url, settings.streaming.replies_url) == ("memory:", own)
+
+
+SECRET = {"access.tokens.secret_file": "/etc/holdfast/tokens"}
+
+
+def test_postgres_of_the_cluster_is_everywhere_unless_a_part_has_its_own() -> None:
+    ours = "postgresql://127.0.0.1/holdfast"
+    shared = load(None, {}, {"cluster.postgres": ours, **SECRET})
+    assert (shared.limits.rules_url, shared.work.url) == (ours, ours)
+    apart = {"limits.rules_url": "sqlite:", "work.url": "sqlite:"}
+    settings = load(None, {}, {"cluster.postgres": ours, **SECRET, **apart})
+    assert (settings.limits.rules_url, settings.work.url) == ("sqlite:", "sqlite:")
+
+
+@pytest.mark.parametrize(
+    ("url", "said"),
+    [
+        ("mysql://127.0.0.1/x", "must begin with postgresql://"),
+        ("postgresql://ann:S3CRET@db.example/x", r"another machine \(db.example\)"),
+        ("postgresql://ann:S3CRET@127.0.0.1,db2:5433/x", r"another machine \(db2\)"),
+        ("postgresql:///x?host=db3&password=S3CRET", r"another machine \(db3\)"),
+        ("postgresql://[2001:db8::1]:5432/x", r"another machine \(2001:db8::1\)"),
+    ],
+)
+def test_bad_url_of_the_cluster_is_refused_without_its_password(url: str, said: str) -> None:
+    with pytest.raises(BadSetting, match=said) as refused:
+        load(None, {}, {"cluster.postgres": url, **SECRET})
+    assert "S3CRET" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "postgresql:///x",
+        "postgresql://localhost/x",
+        "postgres://ann@[::1]:5432/x",
+        "postgresql:///x?host=/run/postgresql",
+        "postgresql://db.example/x?sslmode=verify-full",
+        "postgresql://db.example/x?sslmode=disable",
+    ],
+)
+def test_url_of_the_cluster_is_local_or_says_how_it_is_encrypted(url: str) -> None:
+    assert load(None, {}, {"cluster.postgres": url, **SECRET}).cluster.postgres == url
+
+
+def test_cluster_needs_the_same_token_keys_on_every_node() -> None:
+    with pytest.raises(BadSetting, match="the same token keys"):
+        load(None, {}, {"cluster.postgres": "postgresql:///x"})
+
+
+def test_lossless_failover_is_about_postgres() -> None:
+    with pytest.raises(BadSetting, match="which is not set"):
+        load(None, {}, {"cluster.failover": "lossless"})

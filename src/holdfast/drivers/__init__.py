@@ -6,6 +6,7 @@
 - ``postgres``       connections that are sessions; refuses poolers that share them
 - ``postgres_database``  a database for small adapters: a pool, translated errors
 - ``postgres_schema``  the schema of what nodes share: migrations of each adapter
+- ``cluster``        the engines that nodes share, by URL (pure)
 - ``redis_url``      addresses of Redis, alone or behind Sentinel (pure)
 - ``redis``          connections, reasons of failure, fitness to keep our state
 - ``redis_subscription``  the messages of one channel

@@ -66,8 +66,10 @@ class LimitsSettings:
     ``redis+sentinel://host:port,host:port/service/db`` (``rediss+sentinel://`` with
     TLS). Left empty: ``cluster.redis`` if that is set, else ``memory:``.
     """
-    rules_url: str = "sqlite:"
-    """``sqlite:`` for a file in the state directory, or ``postgresql://…``."""
+    rules_url: str = ""
+    """``sqlite:`` for a file in the state directory, or ``postgresql://…``. Left empty:
+    ``cluster.postgres`` if that is set, else ``sqlite:``.
+    """
     replica_url: str = ""
     """A replica of ``rules_url`` to read the rules from; changes go to the primary."""
     region: str = LOCAL
@@ -87,14 +89,17 @@ class LimitsSettings:
                 raise ValueError(
                     f"counters_url must be memory: or a URL of Redis: {error}"
                 ) from None
-        if self.rules_url != "sqlite:" and not self.rules_url.startswith(
-            ("postgresql://", "postgres://")
-        ):
+        if not self.is_embedded and not self.rules_url.startswith(("postgresql://", "postgres://")):
             raise ValueError("rules_url must be sqlite: or a URL of PostgreSQL")
         if self.replica_url and self.rules_url == "sqlite:":
             raise ValueError("replica_url needs a rules_url of PostgreSQL")
         if problem := check_id(self.region, "region"):
             raise ValueError(problem)
+
+    @property
+    def is_embedded(self) -> bool:
+        """The rules are in a file of this node."""
+        return self.rules_url in ("", "sqlite:")
 
 
 @dataclass(frozen=True, slots=True)
@@ -289,7 +294,7 @@ async def _rules_of(
     notifications: RedisNotifications | None,
     stack: AsyncExitStack,
 ) -> _Rules:
-    if chosen.rules_url == "sqlite:":
+    if chosen.is_embedded:
         embedded = await stack.enter_async_context(
             SqliteRuleStore(state / LIMITS.name, clock, retention=chosen.retention)
         )

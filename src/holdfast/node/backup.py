@@ -28,7 +28,14 @@ from holdfast.clock import Clock, Ids, SystemClock, timestamp
 from holdfast.drivers.sqlite.backup import Contents, Manifest, take
 from holdfast.drivers.sqlite.file_copy import CopyProgress, Restored, StateFile, quiet
 from holdfast.drivers.sqlite.restore import renew, restore
-from holdfast.errors import NotFound, ServerBusy, StateCorrupted, Unavailable, extra
+from holdfast.errors import (
+    NotFound,
+    ServerBusy,
+    StateCorrupted,
+    StateDirectory,
+    Unavailable,
+    extra,
+)
 from holdfast.limits.composition import RULES_NAME
 from holdfast.limits.rulestore.sqlite import LIMITS
 from holdfast.node.engines import FILES
@@ -61,6 +68,18 @@ def require_whole(state: Path) -> None:
                 " elsewhere",
                 file=str(state / name),
             )
+
+
+def require_no_chats(state: Path) -> None:
+    """StateDirectory if a node of a cluster starts where an embedded server has chats:
+    they would seem to be lost.
+    """
+    if _size(state / CHATS.name):
+        raise StateDirectory(
+            f"{state / CHATS.name} has the chats of a server without cluster.postgres, where this"
+            " node would not find them: give the node a state directory of its own"
+            " (server.state_dir), or take cluster.postgres out"
+        )
 
 
 def _size(path: Path) -> int | None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 from urllib.parse import urlsplit
 
 from holdfast.access.contract import CredentialStore
@@ -43,6 +43,9 @@ from holdfast.webhooks.sqlite import WEBHOOKS
 from holdfast.work.contract import WorkStore
 from holdfast.work.sqlite import WORK, SqliteWork
 
+if TYPE_CHECKING:
+    from holdfast.store.postgres import PostgresStore
+
 FILES: Sequence[StateFile] = (WORK, WEBHOOKS, LIMITS, REPLIES, ACCESS, CHATS)
 """The databases of a state directory, in the order in which a backup copies them."""
 
@@ -72,11 +75,12 @@ class Engines(NamedTuple):
 async def open_engines(settings: Settings, state: Path, clock: Clock) -> AsyncIterator[Engines]:
     """Open every engine; close them when the block ends, the last opened first.
 
-    BadSetting, StateDirectory or StateCorrupted if one cannot be used. PostgreSQL may
-    be unavailable: its store connects when it answers.
+    BadSetting, StateDirectory or StateCorrupted if one cannot be used; Unavailable if
+    the PostgreSQL of a cluster does not answer. That of the jobs may be unavailable:
+    its store connects when it answers.
     """
     async with AsyncExitStack() as stack:
-        store = await stack.enter_async_context(_chat_store(settings.durability, state, clock))
+        store, log = await _open_chats(settings, state, clock, stack)
         shared = await stack.enter_async_context(open_shared_state(settings, state, clock, store))
         jobs = await _open_jobs(settings.work.url, shared.server, state, clock)
         stack.push_async_callback(jobs.close)
@@ -87,7 +91,7 @@ async def open_engines(settings: Settings, state: Path, clock: Clock) -> AsyncIt
         yield Engines(
             chats=store,
             records=store,
-            log=SqliteEventLog(store),
+            log=log,
             registry=MemoryRegistry(clock),
             bus=MemoryBus(Ids(clock).new("bus_")),
             leases=MemoryLeases(clock),
@@ -99,7 +103,7 @@ async def open_engines(settings: Settings, state: Path, clock: Clock) -> AsyncIt
             endpoints=shared.endpoints,
             replies=replies,
             usage=SqliteUsage(replies_file),
-            files=FILES,
+            files=(REPLIES,) if settings.cluster.postgres else FILES,
         )
 
 
@@ -108,16 +112,31 @@ def open_records(state: Path, clock: Clock) -> AbstractAsyncContextManager[Recor
 
     With default settings: nothing else loads the store.
     """
-    return _chat_store(DurabilitySettings(), state, clock)
+    return _sqlite_chats(DurabilitySettings(), state, clock)
 
 
-def _chat_store(settings: DurabilitySettings, state: Path, clock: Clock) -> SqliteStore:
-    # There is one engine for chats today. A second one gets its ``match`` here.
+async def _open_chats(
+    settings: Settings, state: Path, clock: Clock, stack: AsyncExitStack
+) -> tuple[SqliteStore | PostgresStore, EventLog]:
+    """The store and its log; the log of either is the store's own commits."""
+    cluster, durability = settings.cluster, settings.durability
+    if not cluster.postgres:
+        embedded = await stack.enter_async_context(_sqlite_chats(durability, state, clock))
+        return embedded, SqliteEventLog(embedded)
+    with extra("postgres"):
+        from holdfast.eventlog.postgres import PostgresEventLog
+        from holdfast.store.postgres import PostgresStore, PostgresStoreSettings
+    chosen = PostgresStoreSettings(cluster.postgres, lossless=cluster.failover == "lossless")
+    shared = await stack.enter_async_context(PostgresStore(chosen, durability.chats))
+    return shared, PostgresEventLog(shared)
+
+
+def _sqlite_chats(settings: DurabilitySettings, state: Path, clock: Clock) -> SqliteStore:
     return SqliteStore(state / CHATS.name, settings.sqlite, settings.chats, clock)
 
 
 async def _open_jobs(url: str, server: str, state: Path, clock: Clock) -> WorkStore:
-    match urlsplit(url).scheme:
+    match urlsplit(url).scheme or "sqlite":
         case "sqlite":
             return await SqliteWork.open(state / WORK.name, clock)
         case "postgres" | "postgresql":

@@ -25,7 +25,7 @@ from holdfast.gateway.transport.server import bound, serving
 from holdfast.limits.composition import open_limits
 from holdfast.limits.entry_rules import DEFAULT_RULES
 from holdfast.limits.snapshot_file import identity
-from holdfast.node.backup import Backups, require_whole
+from holdfast.node.backup import Backups, require_no_chats, require_whole
 from holdfast.node.banner import banner_lines
 from holdfast.node.engines import open_engines
 from holdfast.node.node import Node
@@ -119,7 +119,7 @@ async def running(
             settings, server=replace(settings.server, port=listening.getsockname()[1])
         )
         state = stack.enter_context(held(settings.server.state_path))
-        require_whole(state)
+        (require_no_chats if settings.cluster.postgres else require_whole)(state)
         node_id = settings.server.node_id or identity(state, Ids(clock))
         stack.enter_context(telemetry.tracing(settings.traces, node_id))
         telemetry.settings_changed(path for path, _, _ in differences(settings))

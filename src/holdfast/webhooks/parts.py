@@ -15,8 +15,10 @@ from holdfast.work.contract import WorkStore
 class WorkSettings:
     """Where a node's jobs are and how they run."""
 
-    url: str = "sqlite:"
-    """``sqlite:`` (work.db in the state directory) or a PostgreSQL database's URL."""
+    url: str = ""
+    """``sqlite:`` (work.db in the state directory) or a PostgreSQL database's URL. Left
+    empty: ``cluster.postgres`` if that is set, else ``sqlite:``.
+    """
     concurrency: int = 100
     """Jobs that run at once, at most 4,096; the others wait in the store."""
     stuck_loop_seconds: float = 30.0
@@ -26,7 +28,9 @@ class WorkSettings:
     webhooks: WebhookSettings = field(default_factory=WebhookSettings)
 
     def __post_init__(self) -> None:
-        if self.url != "sqlite:" and not self.url.startswith(("postgres://", "postgresql://")):
+        if self.url not in ("", "sqlite:") and not self.url.startswith(
+            ("postgres://", "postgresql://")
+        ):
             raise ValueError("url must be sqlite: or begin with postgresql://")
         if not 1 <= self.concurrency <= 4096:
             raise ValueError("concurrency must be between 1 and 4096")

@@ -398,9 +398,9 @@ def raise_epoch(context: CliContext) -> None:
     """
     from holdfast.node.backup import renew_rules, renew_shared_rules
 
-    rules_url = settings_of(context.config).limits.rules_url
-    if rules_url != "sqlite:":
-        epoch = asyncio.run(renew_shared_rules(rules_url))
+    limits = settings_of(context.config).limits
+    if not limits.is_embedded:
+        epoch = asyncio.run(renew_shared_rules(limits.rules_url))
         if context.as_json:
             output.as_json({"epoch": epoch})
         else:
