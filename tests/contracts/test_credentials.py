@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from cluster_database import another_node, cluster_database
+from cluster_database import another_node, first_node
 from credentials import MemoryCredentials
 from msgspec import structs
 
@@ -40,7 +40,7 @@ async def memory() -> AsyncIterator[CredentialStore]:
 
 @asynccontextmanager
 async def postgres(url: str, folder: Path) -> AsyncIterator[CredentialStore]:
-    async with cluster_database(url) as database:
+    async with first_node(url) as database:
         yield await started(database, folder, ONE)
 
 
@@ -143,7 +143,7 @@ async def test_of_nodes_that_start_together_one_makes_the_admin_key_of_all(
     postgres_server: Server, tmp_path: Path
 ) -> None:
     url = postgres_server.url
-    async with cluster_database(url), AsyncExitStack() as stack:
+    async with first_node(url), AsyncExitStack() as stack:
         nodes = [await stack.enter_async_context(another_node(url)) for _ in range(5)]
         states = [tmp_path / f"node-{number}" for number in range(5)]
         stores = await asyncio.gather(
@@ -159,7 +159,7 @@ async def test_of_nodes_that_start_together_one_makes_the_admin_key_of_all(
 async def test_start_that_stopped_before_its_commit_is_finished_by_the_next(
     postgres_server: Server, tmp_path: Path
 ) -> None:
-    async with cluster_database(postgres_server.url) as database:
+    async with first_node(postgres_server.url) as database:
         made = open_secrets(tmp_path, AT)  # all that such a start leaves behind
         ring = await KeyRing.load(await started(database, tmp_path, ONE))
         assert ring.find(made.admin_key).makes_keys and len(ring.list()) == 1
@@ -172,7 +172,7 @@ async def test_first_node_brings_the_keys_of_its_state_directory(
     _, secret = await (await KeyRing.load(FileCredentials(tmp_path))).issue(
         "tenant", "backend", AT, tenant="acme"
     )
-    async with cluster_database(postgres_server.url) as database:
+    async with first_node(postgres_server.url) as database:
         await started(database, tmp_path, ONE)
         other = await started(database, tmp_path / "other", ONE)
         assert (await KeyRing.load(other)).find(secret).label == "backend"
@@ -182,7 +182,7 @@ async def test_first_node_brings_the_keys_of_its_state_directory(
 async def test_admin_key_of_a_node_gets_newer_scopes_at_its_start(
     postgres_server: Server, tmp_path: Path
 ) -> None:
-    async with cluster_database(postgres_server.url) as database:
+    async with first_node(postgres_server.url) as database:
         store = await started(database, tmp_path, ONE)
         loaded = await store.load()
         older = structs.replace(loaded.keys[0], scopes=("keys:write",))
@@ -197,7 +197,7 @@ async def test_token_keys_are_replaced_node_by_node(
     postgres_server: Server, tmp_path: Path
 ) -> None:
     one, two = tmp_path / "one", tmp_path / "two"
-    async with cluster_database(postgres_server.url) as database:
+    async with first_node(postgres_server.url) as database:
         for keys in ((ONE,), (ONE, TWO), (TWO, ONE), (TWO,)):
             for state in (one, two):
                 store = await started(database, state, *keys)
@@ -210,7 +210,7 @@ async def test_token_keys_are_replaced_node_by_node(
 async def test_start_with_token_keys_of_another_cluster_changes_nothing(
     postgres_server: Server, tmp_path: Path
 ) -> None:
-    async with cluster_database(postgres_server.url) as database:
+    async with first_node(postgres_server.url) as database:
         await started(database, tmp_path / "one", ONE)
         for _ in range(2):
             with pytest.raises(BadSetting, match="copy the file from a node that runs") as refused:
@@ -224,7 +224,7 @@ async def test_start_with_token_keys_of_another_cluster_changes_nothing(
 async def test_stored_keys_that_this_release_cannot_read_are_named(
     postgres_server: Server, tmp_path: Path
 ) -> None:
-    async with cluster_database(postgres_server.url) as database:
+    async with first_node(postgres_server.url) as database:
         await started(database, tmp_path, ONE)
         async with database.committing("be changed") as db:
             await db.execute("UPDATE holdfast_cluster.credentials SET keys = '[{}]'")

@@ -7,7 +7,7 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from functools import partial
 
 import pytest
-from cluster_database import another_node, cluster_database
+from cluster_database import another_node, first_node
 from msgspec.structs import replace
 from structlog.testing import capture_logs
 
@@ -32,7 +32,7 @@ async def recent(settings: DeadLetterSettings) -> AsyncIterator[DeadLetters]:
 
 @asynccontextmanager
 async def postgres(url: str, settings: DeadLetterSettings) -> AsyncIterator[DeadLetters]:
-    async with cluster_database(url) as database:
+    async with first_node(url) as database:
         yield await PostgresDeadLetters.open(database, settings)
 
 
@@ -82,7 +82,7 @@ async def test_each_letter_is_logged_and_many_in_an_hour_alert_once(opened: Open
 
 async def test_event_that_two_nodes_cannot_use_is_one_letter(postgres_server: Server) -> None:
     url = postgres_server.url
-    async with cluster_database(url) as here, another_node(url) as there:
+    async with first_node(url) as here, another_node(url) as there:
         one = await PostgresDeadLetters.open(here)
         two = await PostgresDeadLetters.open(there)
         with capture_logs() as logged:

@@ -9,13 +9,13 @@ from contextlib import AsyncExitStack
 
 import asyncpg
 import pytest
-from cluster_database import CLUSTER, another_node, cluster_database
+from cluster_database import another_node, first_node
 
-from engines import Server
+from engines import Server, postgres
 from holdfast.access.revocations.postgres import PostgresRevocations
 from holdfast.clock import SystemClock
 from holdfast.drivers.postgres_database import Database, PostgresSettings
-from holdfast.drivers.postgres_schema import SCHEMA
+from holdfast.drivers.postgres_schema import SCHEMA, cluster_database
 from holdfast.errors import BadSetting, StateCorrupted, Unavailable
 from holdfast.fanout.dead_letters.postgres import PostgresDeadLetters
 from holdfast.webhooks.postgres import PostgresEndpoints
@@ -46,7 +46,7 @@ async def tables(url: str) -> dict[str, int]:
 
 async def test_five_nodes_that_start_together_make_the_tables_once(postgres_server: Server) -> None:
     url = postgres_server.url
-    async with cluster_database(url), AsyncExitStack() as stack:
+    async with first_node(url), AsyncExitStack() as stack:
         nodes = [await stack.enter_async_context(another_node(url)) for _ in range(5)]
         await asyncio.gather(*map(open_all, nodes))
         made = await tables(url)
@@ -58,7 +58,7 @@ async def test_five_nodes_that_start_together_make_the_tables_once(postgres_serv
 async def test_tables_one_release_ahead_are_used_and_newer_ones_refused(
     postgres_server: Server,
 ) -> None:
-    async with cluster_database(postgres_server.url) as database:
+    async with first_node(postgres_server.url) as database:
         await open_all(database)
 
         async def raise_versions() -> None:
@@ -76,11 +76,11 @@ async def test_user_without_rights_is_refused_with_the_right_to_grant(
     postgres_server: Server,
 ) -> None:
     url = postgres_server.url
-    async with cluster_database(url) as owner:
+    async with first_node(url) as owner:
         async with owner.committing("be changed") as db:
             await db.execute("DROP ROLE IF EXISTS weak")
             await db.execute("CREATE ROLE weak LOGIN")
-        weak = Database(PostgresSettings(url.replace("postgres@", "weak@")), CLUSTER)
+        weak = cluster_database(PostgresSettings(url.replace("postgres@", "weak@")))
         try:
             with pytest.raises(BadSetting, match="GRANT CREATE ON DATABASE"):
                 await open_all(weak)
@@ -98,6 +98,52 @@ async def test_user_without_rights_is_refused_with_the_right_to_grant(
 
 
 async def test_server_that_is_not_there_is_unavailable_without_its_name() -> None:
-    nowhere = Database(PostgresSettings("postgresql://u@127.0.0.1:1/db"), CLUSTER)
+    nowhere = cluster_database(PostgresSettings("postgresql://u@127.0.0.1:1/db"))
     with pytest.raises(Unavailable, match="the database of the cluster cannot be prepared now"):
         await open_all(nowhere)
+
+
+async def test_commits_are_durable_whatever_the_database_is_set_to(postgres_server: Server) -> None:
+    async with first_node(postgres_server.url) as owner:
+        async with owner.connection("be changed") as db:
+            await db.execute("ALTER ROLE postgres SET synchronous_commit = off")
+        try:
+            async with another_node(postgres_server.url) as node:
+                for _ in range(2):  # also after the pool has reset the connection
+                    async with node.connection("be read") as db:
+                        assert await db.fetchval("SHOW synchronous_commit") == "on"
+        finally:
+            async with owner.connection("be changed") as db:
+                await db.execute("ALTER ROLE postgres RESET synchronous_commit")
+
+
+async def test_server_that_its_check_refuses_is_not_used(postgres_server: Server) -> None:
+    asked = list[object]()
+
+    async def refuse(connection: object) -> None:
+        asked.append(connection)
+        if len(asked) == 1:
+            raise Unavailable("an old primary")
+
+    database = cluster_database(PostgresSettings(postgres_server.url), refuse)
+    try:
+        with pytest.raises(Unavailable, match="an old primary"):
+            async with database.connection("be read"):
+                pytest.fail("it was lent")
+        for _ in range(2):
+            async with database.connection("be read") as db:
+                assert await db.fetchval("SELECT 1") == 1
+        assert len(asked) == 2, "a connection is checked once"
+    finally:
+        await database.close()
+
+
+async def test_standby_is_refused(postgres_server: Server) -> None:
+    replica = await asyncio.to_thread(postgres.standby, postgres_server)
+    database = cluster_database(PostgresSettings(replica.url))
+    try:
+        with pytest.raises(Unavailable, match="is a standby: connect to the primary"):
+            await open_all(database)
+    finally:
+        await database.close()
+        replica.stop()

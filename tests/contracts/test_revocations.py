@@ -10,7 +10,7 @@ from typing import Any
 
 import apsw
 import pytest
-from cluster_database import cluster_database
+from cluster_database import first_node
 from msgspec.structs import replace
 
 from holdfast.access.revocations.contract import (
@@ -49,7 +49,7 @@ async def sqlite(folder: Path, clock: Clock, entries_max: int) -> AsyncIterator[
 
 @asynccontextmanager
 async def postgres(url: str, clock: Clock, entries_max: int) -> AsyncIterator[Revocations]:
-    async with cluster_database(url) as database:
+    async with first_node(url) as database:
         yield await PostgresRevocations.open(database, clock, entries_max)
 
 

@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from cluster_database import another_node, cluster_database
+from cluster_database import another_node, first_node
 from msgspec.structs import replace
 
 from engines import Server
@@ -39,7 +39,7 @@ async def sqlite(folder: Path) -> AsyncIterator[WebhookEndpoints]:
 
 @asynccontextmanager
 async def postgres(url: str) -> AsyncIterator[WebhookEndpoints]:
-    async with cluster_database(url) as database, PostgresEndpoints.opened(database) as store:
+    async with first_node(url) as database, PostgresEndpoints.opened(database) as store:
         yield store
 
 
@@ -178,7 +178,7 @@ async def test_version_differs_after_each_change_and_wakes_who_waits(opened: Ope
 async def test_change_of_another_node_is_noticed(postgres_server: Server) -> None:
     url = postgres_server.url
     async with (
-        cluster_database(url) as here,
+        first_node(url) as here,
         another_node(url) as there,
         PostgresEndpoints.opened(here) as one,
         PostgresEndpoints.opened(there) as two,

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cluster_database import CLUSTER, cluster_database
+from cluster_database import another_node, first_node
 from structlog.testing import capture_logs
 from work_rigs import until
 
@@ -22,7 +22,7 @@ from holdfast.access.revocations.contract import Revocation
 from holdfast.access.revocations.in_force import RevocationsInForce
 from holdfast.access.revocations.postgres import PostgresRevocations
 from holdfast.clock import SystemClock
-from holdfast.drivers.postgres_database import Database, PostgresSettings
+from holdfast.drivers.postgres_database import Database
 from holdfast.errors import OutcomeUnknown, Unavailable
 from holdfast.message import User
 from holdfast.webhooks.contract import WebhookEndpoint
@@ -39,15 +39,11 @@ ALICE = User("acme", "alice")
 async def through(proxy: Proxy) -> AsyncIterator[Database]:
     """A node's connections through a proxy; it is soon out of patience."""
     url = f"postgresql://postgres@127.0.0.1:{proxy.port}/postgres"
-    settings = PostgresSettings(url, connect_timeout_seconds=0.5, timeout_seconds=0.5)
-    database = Database(settings, CLUSTER)
-    try:
+    async with another_node(url, timeout_seconds=0.5) as database:
         yield database
-    finally:
-        await database.close()
 
 
-async def first_node(database: Database, folder: Path) -> PostgresCredentials:
+async def started(database: Database, folder: Path) -> PostgresCredentials:
     file = folder / "token-keys"
     await asyncio.to_thread(file.write_bytes, TOKEN_KEYS[0])
     await asyncio.to_thread(file.chmod, 0o600)
@@ -58,12 +54,12 @@ async def test_node_that_was_cut_off_catches_up_with_the_others(
     postgres_server: Server, tmp_path: Path
 ) -> None:
     async with (
-        cluster_database(postgres_server.url) as near,
+        first_node(postgres_server.url) as near,
         Proxy("127.0.0.1", postgres_server.port) as proxy,
         through(proxy) as far,
         PostgresEndpoints.opened(near) as endpoints,
     ):
-        keys = await KeyRing.load(await first_node(near, tmp_path))
+        keys = await KeyRing.load(await started(near, tmp_path))
         key, secret = await keys.issue("tenant", "backend", AT, tenant="acme")
         clock = SystemClock()
         revocations = RevocationsInForce(await PostgresRevocations.open(near, clock), clock)
@@ -101,11 +97,11 @@ async def test_change_whose_commit_is_not_confirmed_is_unknown_and_found_later(
     postgres_server: Server, tmp_path: Path
 ) -> None:
     async with (
-        cluster_database(postgres_server.url) as near,
+        first_node(postgres_server.url) as near,
         Proxy("127.0.0.1", postgres_server.port) as proxy,
         through(proxy) as far,
     ):
-        await first_node(near, tmp_path)
+        await started(near, tmp_path)
         clock = SystemClock()
         await PostgresRevocations.open(near, clock)
         ring = await KeyRing.load(PostgresCredentials(far, TOKEN_KEYS, follow_seconds=0.1))

@@ -7,15 +7,13 @@ from contextlib import asynccontextmanager
 
 import asyncpg
 
-from holdfast.drivers.postgres_database import Database, DatabaseUse, PostgresSettings
-from holdfast.drivers.postgres_schema import SCHEMA
-
-CLUSTER = DatabaseUse("node", "cluster")
+from holdfast.drivers.postgres_database import Database, PostgresSettings
+from holdfast.drivers.postgres_schema import SCHEMA, cluster_database
 
 
 @asynccontextmanager
-async def cluster_database(url: str) -> AsyncIterator[Database]:
-    """A database whose schema is dropped first."""
+async def first_node(url: str) -> AsyncIterator[Database]:
+    """The connections of a node to a database whose schema is dropped first."""
     connection = await asyncpg.connect(url)
     try:
         await connection.execute(f"DROP SCHEMA IF EXISTS {SCHEMA} CASCADE")
@@ -26,10 +24,12 @@ async def cluster_database(url: str) -> AsyncIterator[Database]:
 
 
 @asynccontextmanager
-async def another_node(url: str) -> AsyncIterator[Database]:
-    """The connections of one more node to the same database."""
-    # longer than usual: a disk under test may be slow
-    database = Database(PostgresSettings(url, timeout_seconds=20), CLUSTER)
+async def another_node(url: str, timeout_seconds: float = 20) -> AsyncIterator[Database]:
+    """The connections of one more node. It waits long: a disk may be slow."""
+    settings = PostgresSettings(
+        url, connect_timeout_seconds=min(2, timeout_seconds), timeout_seconds=timeout_seconds
+    )
+    database = cluster_database(settings)
     try:
         yield database
     finally:

@@ -11,7 +11,7 @@ own connections, because a handler may hold a transaction much longer.)
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -93,12 +93,26 @@ def storable(text: str) -> str:
     return text.replace("\0", "\ufffd").encode("utf-8", "replace").decode()
 
 
+CheckConnection = Callable[[Any], Awaitable[None]]
+
+
 class Database:
     """A pool that connects on first use and reconnects as needed."""
 
-    def __init__(self, settings: PostgresSettings, use: DatabaseUse) -> None:
+    def __init__(
+        self,
+        settings: PostgresSettings,
+        use: DatabaseUse,
+        *,
+        session: Mapping[str, str] | None = None,
+        check: CheckConnection | None = None,
+    ) -> None:
+        """``session``: settings of every connection. ``check`` is called with each new
+        connection, which is not used if it raises."""
         self.settings = settings
+        self._session = {**_looked_after(settings), **(session or {})}
         self._use = use
+        self._check = check
         self._pool: asyncpg.Pool | None = None
         self._is_checked = False
 
@@ -165,7 +179,8 @@ class Database:
         if self._pool is None:
             self._pool = pool(
                 self.settings.url,
-                settings=_looked_after(self.settings),
+                settings=self._session,
+                init=self._check,
                 min_size=0,  # so nothing waits here, and no second caller sees a half-made pool
                 max_size=self.settings.connections_max,
                 timeout=self.settings.connect_timeout_seconds,
