@@ -16,8 +16,15 @@ from reply_reader import ReplyClient, numbered_words
 from scripted_node import STREAMING, ScriptedNode, scripted_node, until
 from streaming_rig import streaming_rig
 
+from holdfast.bounds import MIB
 from holdfast.streaming.providers.script import ScriptSettings
-from holdfast.streaming.settings import ModelSettings, ProviderSettings, ReplyClocks, ReplyTimes
+from holdfast.streaming.settings import (
+    ModelSettings,
+    ProviderSettings,
+    QueueFailoverSettings,
+    ReplyClocks,
+    ReplyTimes,
+)
 
 CHAT = "/v1/chat/completions"
 LONG = ProviderSettings(
@@ -111,6 +118,36 @@ async def test_quiet_stream_has_comments_of_one_line(tmp_path: Path) -> None:
         assert b"5\r\n: hb\n\r\n" in answer and b": hb\n\n" not in answer
         assert b'"code":"upstream_timeout"' in answer
         writer.close()
+
+
+async def test_slow_bodies_hold_what_they_sent_and_one_without_room_is_503(
+    tmp_path: Path,
+) -> None:
+    small = replace(STREAMING, queue_failover=QueueFailoverSettings(bytes_max=3 * MIB))
+    async with asyncio.timeout(30), scripted_node(tmp_path, small) as node:
+        held = node.node.streaming.body_bytes
+        head = request(node, "quick").partition(b"Content-Length")[0]
+        announced = head + b"Content-Length: %d\r\n\r\n{" % (2 * MIB)
+
+        async def announce() -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+            reader, writer = await asyncio.open_connection("127.0.0.1", node.port)
+            writer.write(announced)
+            return reader, writer
+
+        slow = [await announce() for _ in range(64)]
+        await until(lambda: held.total == 64)
+        reader, writer = await asyncio.open_connection("127.0.0.1", node.port)
+        writer.write(request(node, "quick"))
+        assert await reader.readuntil(b"\r\n") == b"HTTP/1.1 200 OK\r\n"
+        writer.close()
+        (_, first), (late, second), *_ = slow
+        first.write(b" " * (2 * MIB - 2))
+        await until(lambda: held.total > 2 * MIB - 2)
+        second.write(b" " * (2 * MIB - 2))
+        assert (await late.readuntil(b"\r\n")).startswith(b"HTTP/1.1 503 ")
+        for _, writer in slow:
+            writer.close()
+        await until(lambda: held.total == 0)
 
 
 async def test_address_with_all_its_connections_open_is_refused_and_others_are_served(
