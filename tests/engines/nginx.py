@@ -94,7 +94,12 @@ def _certify(openssl: Path, folder: Path) -> None:
         "-keyout",
         str(folder / "key.pem"),
     ]
-    name = ["-subj", "/CN=chat.example.com", "-addext", "subjectAltName=DNS:chat.example.com"]
+    name = [
+        "-subj",
+        "/CN=chat.example.com",
+        "-addext",
+        "subjectAltName=DNS:chat.example.com,IP:127.0.0.1",
+    ]
     subprocess.run(
         [openssl, "req", "-x509", *key, "-out", str(folder / "cert.pem"), "-days", "2", *name],
         check=True,
