@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from store_rigs import AT, BOB, PAGE, Rig, SqliteRig, acked, act, create, draft, operator, send
 
 from holdfast.clock import timestamp
-from holdfast.errors import Forbidden, InvalidMessage, KeyReused
+from holdfast.errors import Forbidden, InvalidMessage, KeyReused, ServerBusy
 from holdfast.ingest.expiry import (
     DAY_SECONDS,
     FORGOTTEN_AT_ONCE,
@@ -183,7 +183,8 @@ async def test_what_older_versions_redacted_loses_its_hash_and_nothing_else_does
         "UPDATE messages SET content = '' WHERE sequence = 2; DELETE FROM schema_version WHERE"
         " version > 2;DROP VIEW log_values; DROP TABLE log_events;DROP TABLE bans; DROP VIEW"
         " member_values; DROP TABLE mutes;DROP INDEX"
-        " members_by_invitation; ALTER TABLE members DROP COLUMN invited"
+        " members_by_invitation; ALTER TABLE members DROP COLUMN invited;"
+        "ALTER TABLE answers DROP COLUMN node; ALTER TABLE answers DROP COLUMN until"
     )
     connection.close()
     async with rig.open() as store:
@@ -262,21 +263,43 @@ async def test_devices_and_answers_of_one_user_are_forgotten_alone(rig: Rig) -> 
         assert not changed.repeated and (await rename(store, "renamed", "c")).repeated
 
 
+HERE = ("here", 60.0)
+
+
 async def test_request_key_is_taken_once_repeats_its_answer_and_expires(
     rig: Rig,
 ) -> None:
     async with rig.open() as store:
         once = operator(key="k1", fingerprint="f")
-        assert await store.begin(once) is None
-        assert await store.begin(once) == "", "begun, and nobody knows"
+        assert await store.begin(once, *HERE) is None
+        assert await store.begin(once, *HERE) == "", "begun, and nobody knows"
         await store.keep(once, '{"count":1}')
-        assert await store.begin(once) == '{"count":1}'
+        assert await store.begin(once, *HERE) == '{"count":1}'
         with pytest.raises(KeyReused):
-            await store.begin(replace(once, fingerprint="g"))
-        assert await store.begin(operator(key="k2", fingerprint="f")) is None
+            await store.begin(replace(once, fingerprint="g"), *HERE)
+        assert await store.begin(operator(key="k2", fingerprint="f"), *HERE) is None
         await store.keep(operator(key="k2", fingerprint="f"), None)
-        assert await store.begin(operator(key="k2", fingerprint="f")) is None, (
+        assert await store.begin(operator(key="k2", fingerprint="f"), *HERE) is None, (
             "it did nothing: the key is new again"
         )
         assert await store.forget_answers(LATER, 10) == 2
-        assert await store.begin(once) is None
+        assert await store.begin(once, *HERE) is None
+
+
+async def test_request_that_runs_on_another_node_is_busy_until_its_time_has_passed(
+    rig: Rig,
+) -> None:
+    async with rig.open() as store:
+        once = operator(key="k1", fingerprint="f")
+        assert await store.begin(once, *HERE) is None
+        with pytest.raises(ServerBusy) as busy:
+            await store.begin(once, "there", 60.0)
+        assert busy.value.retry_after_seconds == 1
+        with pytest.raises(KeyReused):
+            await store.begin(replace(once, fingerprint="g"), "there", 60.0)
+        assert await store.begin(once, *HERE) == "", "a node knows what it runs itself"
+        await store.keep(once, '{"count":1}')
+        assert await store.begin(once, "there", 60.0) == '{"count":1}'
+        late = operator(key="k2", fingerprint="f")
+        assert await store.begin(late, "here", 0.0) is None
+        assert await store.begin(late, "there", 60.0) == "", "its time has passed"

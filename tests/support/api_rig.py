@@ -254,6 +254,7 @@ async def serving(
             backup_step=lambda: None,
             clock=clock,
             ids=ids,
+            node_id="here",
             settings=settings or ApiSettings(),
         )
         deps = replace(deps, **changed)

@@ -128,6 +128,45 @@ async def test_a_repetition_while_the_first_still_runs_waits_for_it() -> None:
         assert again.json() == (await first).json() and backups.taken == 1
 
 
+async def test_repetition_on_another_node_is_busy_while_the_first_runs() -> None:
+    backups, store = Backups(), MemoryStore()
+
+    async with serving(backup=backups, store=store) as here:
+        elsewhere = serving(backup=backups, store=store, node_id="there", keys=here.deps.keys)
+        async with elsewhere as there:
+            backups.may_end.clear()
+            admin = here.admin_key()
+            first = asyncio.create_task(
+                here.ask("POST", "/admin/backup", admin, NIGHTLY, Idempotency_Key="b1")
+            )
+            await backups.begun.wait()
+            busy = await there.ask("POST", "/admin/backup", admin, NIGHTLY, Idempotency_Key="b1")
+            assert error_of(busy) == (503, ServerBusy.code) and busy.headers["retry-after"] == "1"
+            backups.may_end.set()
+            assert (await first).status_code == 200
+            again = await there.ask("POST", "/admin/backup", admin, NIGHTLY, Idempotency_Key="b1")
+            assert again.json() == (await first).json() and backups.taken == 1
+
+
+async def test_repetition_of_what_a_node_did_not_finish_is_refused_after_its_time() -> None:
+    backups, store = Backups(), MemoryStore()
+
+    async with serving(backup=backups, store=store) as here:
+        elsewhere = serving(backup=backups, store=store, node_id="there", keys=here.deps.keys)
+        async with elsewhere as there:
+            backups.may_end.clear()
+            admin = here.admin_key()
+            first = asyncio.create_task(
+                here.ask("POST", "/admin/backup", admin, NIGHTLY, Idempotency_Key="b1")
+            )
+            await backups.begun.wait()
+            first.cancel()
+            await asyncio.wait((first,))
+            there.deps.clock.advance(here.deps.settings.request_seconds_max + 1)
+            again = await there.ask("POST", "/admin/backup", admin, NIGHTLY, Idempotency_Key="b1")
+            assert error_of(again) == (409, "IDEMPOTENCY_KEY_REUSED") and backups.taken == 1
+
+
 class Slow(MemoryStore):
     """Takes keys when ``may_begin`` says so and gives them back when ``may_end`` does,
     whether or not anybody waits.
@@ -138,13 +177,13 @@ class Slow(MemoryStore):
         self.may_begin, self.begun = asyncio.Event(), asyncio.Event()
         self.may_end, self.given_back = asyncio.Event(), asyncio.Event()
 
-    async def begin(self, act: CommandContext) -> str | None:
+    async def begin(self, act: CommandContext, node: str, seconds: float) -> str | None:
         self.begun.set()
-        return await asyncio.shield(asyncio.ensure_future(self._begin_later(act)))
+        return await asyncio.shield(asyncio.ensure_future(self._begin_later(act, node, seconds)))
 
-    async def _begin_later(self, act: CommandContext) -> str | None:
+    async def _begin_later(self, act: CommandContext, node: str, seconds: float) -> str | None:
         await self.may_begin.wait()
-        return await super().begin(act)
+        return await super().begin(act, node, seconds)
 
     async def keep(self, act: CommandContext, answer: str | None) -> None:
         if answer is None:

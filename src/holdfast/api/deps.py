@@ -152,6 +152,7 @@ class ApiDeps:
     backup_step: Callable[[], BackupStep | None]
     clock: Clock
     ids: Ids
+    node_id: str
     settings: ApiSettings = field(default_factory=ApiSettings)
     content_bytes_max: int = 4096
     """The same limit as on the sockets."""

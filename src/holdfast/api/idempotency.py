@@ -1,8 +1,9 @@
 """Idempotency-Keys for requests whose effect is not a commit of the chat store.
 
-The key is claimed before the request runs, and the answer is stored after it. After a
-crash in between nobody knows how far the request came, so a retry is refused, not run:
-one key never acts twice. A request that times out before its claim succeeds has not
+The key is claimed before the request runs, and the answer is stored after it. While it
+runs, here or on another node, a retry gets SERVER_BUSY. After a crash in between nobody
+knows how far the request came, so a retry is refused, not run: one key never acts
+twice. A request that times out before its claim succeeds has not
 run, so it releases the key once it gets it. Secrets are not stored: a retry gets the
 rest of the answer, and must make a new secret.
 """
@@ -17,9 +18,10 @@ import msgspec
 from holdfast.api.deps import ApiDeps
 from holdfast.api.endpoint import Answer, Call, Endpoint
 from holdfast.clock import timestamp
-from holdfast.errors import HoldfastError, KeyReused, ServerBusy
+from holdfast.errors import HoldfastError, KeyReused
 from holdfast.message import User
 from holdfast.store.commands import CommandContext
+from holdfast.store.plan import still_running
 from holdfast.telemetry import log
 
 KEEP_SECONDS = 1.0
@@ -44,15 +46,14 @@ class IdempotentRequests:
             return await endpoint.run(self._deps, call)
         running_key = (call.principal.user, call.key)
         if running_key in self._running:
-            raise ServerBusy(
-                "the first request under this key is still running", retry_after_seconds=1.0
-            )
+            raise still_running()
         now = timestamp(self._deps.clock.now())
         act = CommandContext(
             call.principal.user, now, "", key=call.key, fingerprint=call.fingerprint
         )
         self._running.add(running_key)
-        begun = asyncio.ensure_future(self._deps.records.begin(act))
+        seconds = max(call.seconds_left, 0.0) + KEEP_SECONDS
+        begun = asyncio.ensure_future(self._deps.records.begin(act, self._deps.node_id, seconds))
         try:
             earlier = await call.in_time(asyncio.shield(begun))
         except BaseException:

@@ -340,6 +340,7 @@ class Node:
             backup_step=lambda: backups.step,
             clock=self._clock,
             ids=self._ids,
+            node_id=self.node_id,
             settings=self.settings.api,
             content_bytes_max=self.settings.gateway.backpressure.inbound.max_message_size_bytes,
             pages=self.settings.gateway.pages,

@@ -315,12 +315,14 @@ class Records(Protocol):
         """
         ...
 
-    async def begin(self, act: CommandContext) -> str | None:
-        """Take the key of ``act`` for a request that is not a command. Returns None
-        exactly once, to one caller.
+    async def begin(self, act: CommandContext, node: str, seconds: float) -> str | None:
+        """Take the key of ``act`` for a request that is not a command and runs on
+        ``node``, for at most ``seconds``. Returns None exactly once, to one caller.
 
-        Every later call returns what ``keep`` stored, or "" while nothing is stored;
-        KeyReused for another request.
+        Every later call returns what ``keep`` stored; KeyReused for another request.
+        While nothing is stored: ServerBusy on other nodes for these seconds, and ""
+        after them and on the node itself, which knows what it runs: nobody knows how
+        far the request came.
         """
         ...
 

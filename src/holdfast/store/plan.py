@@ -9,12 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 
 import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
 from holdfast.bounds import positive
+from holdfast.clock import timestamp
 from holdfast.errors import (
     ChatHalted,
     Forbidden,
@@ -22,6 +24,7 @@ from holdfast.errors import (
     KeyReused,
     NotAMember,
     NotFound,
+    ServerBusy,
 )
 from holdfast.message import (
     Ban,
@@ -168,6 +171,23 @@ def check_same(act: CommandContext, fingerprint: str) -> None:
     """Raise KeyReused if the key comes with another request than before."""
     if act.fingerprint != fingerprint:
         raise KeyReused("this idempotency key was used for another request; use a new one")
+
+
+def end_of_run(act: CommandContext, seconds: float) -> str:
+    """When a request has ended that begins now and takes at most ``seconds``."""
+    return timestamp(datetime.fromisoformat(act.at).timestamp() + seconds)
+
+
+def check_not_running(act: CommandContext, node: str, runs_on: str, until: str) -> None:
+    """Raise ServerBusy while the first request under the key may run on another node.
+    What ``node`` runs itself it knows.
+    """
+    if runs_on != node and act.at < until:
+        raise still_running()
+
+
+def still_running() -> ServerBusy:
+    return ServerBusy("the first request under this key is still running", retry_after_seconds=1.0)
 
 
 def same_request(act: CommandContext, fingerprint: str, earlier: CommandResult) -> CommandResult:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import partial
 
-import msgspec
 from msgspec.structs import replace
 
 from holdfast import telemetry
@@ -31,14 +30,13 @@ from holdfast.store.contract import (
     LOOKED_AT_ONCE,
     MEMBERSHIPS_MAX,
     ONE_LANE,
-    AuditPage,
-    AuditRecord,
     ChatPage,
     Inspection,
     TextPage,
     shard_of,
 )
 from holdfast.store.memory.chat import MemoryChat, group_state
+from holdfast.store.memory.records import KeptAnswer, MemoryRecords
 from holdfast.store.numbering import NO_COUNTER, TAKEN, GroupState, StoredSend, number
 from holdfast.store.pages import (
     chat_of,
@@ -49,12 +47,10 @@ from holdfast.store.pages import (
     unknown_token,
 )
 from holdfast.store.plan import (
-    AuditNote,
     ChangePlan,
     ChatSettings,
     CommandInputs,
     check_same,
-    check_text,
     direct_pair,
     event_message,
     halted_chat,
@@ -68,20 +64,19 @@ from holdfast.store.plan import (
 )
 
 
-class MemoryStore:
+class MemoryStore(MemoryRecords):
     """See ``ChatStore`` and ``Records`` of ``holdfast.store.contract``. Also a
     ``CommitSource`` without reads: the memory log has its own copy.
     """
 
     def __init__(self, limits: ChatSettings | None = None, shards: int = 1) -> None:
+        super().__init__()
         self.grouping = replace(ONE_LANE, by="shard", at_once=shards) if shards > 1 else ONE_LANE
         self.lane = partial(shard_of, shards=shards)
         self._limits = limits or ChatSettings()
         self._chats: dict[str, MemoryChat] = {}
         self._directs: dict[tuple[str, str | None], str] = {}
-        self._answers: dict[tuple[User, str], tuple[str, CommandResult | str, str]] = {}
         self._keys_forgotten = 0
-        self._audit: list[AuditRecord] = []
         self._log: list[LogEntry] = []
         self._listeners: list[Callable[[Sequence[LogEntry]], None]] = []
 
@@ -132,7 +127,7 @@ class MemoryStore:
         after = plan.chat if event is None else replace(plan.chat, head=event.sequence)
         changed = CommandResult(after, event, repeated=existing)
         if act.key is not None:
-            self._answers[act.actor, act.key] = (act.fingerprint, changed, act.at)
+            self._answers[act.actor, act.key] = KeptAnswer(act.fingerprint, changed, act.at)
         return changed
 
     async def mark(self, watermarks: Sequence[Watermark]) -> None:
@@ -265,41 +260,6 @@ class MemoryStore:
             tuple(held.gaps),
         )
 
-    async def record(
-        self, act: CommandContext, action: str, target: str, details: str = ""
-    ) -> None:
-        check_text("reason", act.reason + details)
-        number = len(self._audit) + 1
-        self._audit.append(
-            AuditRecord(number, act.at, act.actor.user_id, action, target, act.reason, details)
-        )
-
-    async def begin(self, act: CommandContext) -> str | None:
-        key = (act.actor, act.key or "")
-        if (earlier := self._answers.get(key)) is not None:
-            check_same(act, earlier[0])
-            assert isinstance(earlier[1], str), "the fingerprint of a command is no request's"
-            return earlier[1]
-        self._answers[key] = (act.fingerprint, "", act.at)
-        return None
-
-    async def keep(self, act: CommandContext, answer: str | None) -> None:
-        check_text("answer", answer or "")
-        key = (act.actor, act.key or "")
-        if answer is None:
-            self._answers.pop(key, None)
-        else:
-            self._answers[key] = (act.fingerprint, answer, act.at)
-
-    async def forget_answers(self, before: str, limit: int) -> int:
-        old = sorted((at, key) for key, (_, _, at) in self._answers.items() if at < before)
-        for _, key in old[:limit]:
-            del self._answers[key]
-        return len(old[:limit])
-
-    async def forget_answers_of(self, user: User) -> None:
-        self._answers = {key: answer for key, answer in self._answers.items() if key[0] != user}
-
     async def forget_send_keys(self, before: str, limit: int) -> int:
         forgotten = 0
         rest = self._messages_after(self._keys_forgotten)
@@ -341,15 +301,6 @@ class MemoryStore:
 
     async def touch(self) -> None:
         pass
-
-    async def audit(self, after: PageToken | None, limit: int) -> AuditPage:
-        found = self._audit[number_of("audit", after) :]
-        if not found:
-            check_end(after, len(self._audit))
-        records = found[:limit]
-        return AuditPage(
-            records, number_token("audit", records[-1].number) if len(found) > limit else None
-        )
 
     def _group_state(self, group: Sequence[Draft]) -> GroupState:
         return group_state(self._chats, group)
@@ -474,13 +425,6 @@ class MemoryStore:
     def _halt(self, chat_id: str, why: str) -> None:
         held = self._chats[chat_id]
         held.chat = replace(held.chat, halted=why)
-
-    def _note(self, act: CommandContext, record: AuditNote) -> None:
-        details = msgspec.json.encode(record.details).decode()
-        number, actor = len(self._audit) + 1, act.actor.user_id
-        self._audit.append(
-            AuditRecord(number, act.at, actor, record.action, record.target, act.reason, details)
-        )
 
     def _chats_with(self, user: User) -> list[MemoryChat]:
         return [

@@ -36,7 +36,7 @@ CALL holdfast_chats.adopt_1($1, $2, $3, $4, $5, $6, $7, NULL, NULL)
 CALL holdfast_chats.record_and_commit_1($1)
 
 -- name: begin
-CALL holdfast_chats.begin_1($1, $2, $3, $4, $5, NULL, NULL, NULL)
+CALL holdfast_chats.begin_1($1, $2, $3, $4, $5, $6, $7, NULL, NULL, NULL, NULL)
 
 -- name: keep
 CALL holdfast_chats.keep_1($1, $2, $3, $4)

@@ -37,7 +37,7 @@ from holdfast.store.contract import (
     TextPage,
     shard_of,
 )
-from holdfast.store.plan import ChatSettings, check_same, check_text
+from holdfast.store.plan import ChatSettings, check_same, check_text, still_running
 from holdfast.store.postgres import log_reads, reads
 from holdfast.store.postgres.append import NO_COUNTER, arguments, settle, sorted_group
 from holdfast.store.postgres.change import audit_json, change
@@ -120,11 +120,14 @@ class PostgresStore:
         note = encode(audit_json(act, action, target, details)).decode()
         await self._call("record", note)
 
-    async def begin(self, act: CommandContext) -> str | None:
-        row = await self._call("begin", *act.actor, act.key or "", act.fingerprint, act.at)
+    async def begin(self, act: CommandContext, node: str, seconds: float) -> str | None:
+        key = (*act.actor, act.key or "", act.fingerprint, act.at)
+        row = await self._call("begin", *key, node, seconds)
         if row["is_taken"]:
             return None
         check_same(act, row["fingerprint"])
+        if row["is_running"]:
+            raise still_running()
         return str(row["answer"])
 
     async def keep(self, act: CommandContext, answer: str | None) -> None:

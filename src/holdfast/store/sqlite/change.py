@@ -30,9 +30,11 @@ from holdfast.store.plan import (
     ChangePlan,
     ChatSettings,
     CommandInputs,
+    check_not_running,
     check_same,
     check_text,
     direct_pair,
+    end_of_run,
     event_message,
     halted_chat,
     joining,
@@ -109,17 +111,21 @@ def touch(handle: Handle) -> WriteResult[None]:
     return WriteResult(None)
 
 
-def begin(handle: Handle, act: CommandContext) -> WriteResult[str | None]:
+def begin(
+    handle: Handle, act: CommandContext, node: str, seconds: float
+) -> WriteResult[str | None]:
     """Take the key of a request that is not a command, or return what it holds."""
     key = _key(act.actor, act.key or "")
     with handle.transaction() as connection:
-        earlier = connection.execute(SQL["answer"], key).get
+        earlier = connection.execute(SQL["taken_key"], key).get
         if earlier is not None:
-            check_same(act, earlier[0])
-            return WriteResult(earlier[1])
-        connection.execute(
-            SQL["put_answer"], {**key, "fingerprint": act.fingerprint, "answer": "", "at": act.at}
-        )
+            fingerprint, answer, runs_on, until = earlier
+            check_same(act, fingerprint)
+            if not answer:
+                check_not_running(act, node, runs_on, until)
+            return WriteResult(answer)
+        taken = {"fingerprint": act.fingerprint, "at": act.at, "node": node}
+        connection.execute(SQL["take_key"], {**key, **taken, "until": end_of_run(act, seconds)})
     return WriteResult(None)
 
 

@@ -51,6 +51,13 @@ SELECT fingerprint, answer FROM answers WHERE tenant = :tenant AND user_id = :us
 INSERT INTO answers (tenant, user_id, key, fingerprint, answer, at)
 VALUES (:tenant, :user_id, :key, :fingerprint, :answer, :at);
 
+-- name: taken_key
+SELECT fingerprint, answer, node, until FROM answers WHERE tenant = :tenant AND user_id = :user_id AND key = :key;
+
+-- name: take_key
+INSERT INTO answers (tenant, user_id, key, fingerprint, answer, at, node, until)
+VALUES (:tenant, :user_id, :key, :fingerprint, '', :at, :node, :until);
+
 -- name: keep_answer
 UPDATE answers SET answer = :answer WHERE tenant = :tenant AND user_id = :user_id AND key = :key;
 

@@ -140,8 +140,8 @@ class SqliteStore:
             partial(change.record, act=act, action=action, target=target, details=details)
         )
 
-    async def begin(self, act: CommandContext) -> str | None:
-        return await self._write(partial(change.begin, act=act))
+    async def begin(self, act: CommandContext, node: str, seconds: float) -> str | None:
+        return await self._write(partial(change.begin, act=act, node=node, seconds=seconds))
 
     async def keep(self, act: CommandContext, answer: str | None) -> None:
         await self._write(partial(change.keep, act=act, answer=answer))

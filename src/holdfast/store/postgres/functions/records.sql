@@ -7,17 +7,19 @@ BEGIN
     COMMIT;
 END $$;
 
--- begin_1: take the key of a request. is_taken: by this call; else what it stands for.
+-- begin_1: take the key of a request. is_taken: by this call; else what it stands for. is_running: on another node.
 CREATE OR REPLACE PROCEDURE holdfast_chats.begin_1(
-    in_tenant text, in_user_id text, in_key text, in_fingerprint text, in_at text,
-    OUT is_taken boolean, OUT fingerprint text, OUT answer text
+    in_tenant text, in_user_id text, in_key text, in_fingerprint text, in_at text, in_node text, in_seconds float8,
+    OUT is_taken boolean, OUT fingerprint text, OUT answer text, OUT is_running boolean
 )
 LANGUAGE plpgsql AS $$
 BEGIN
-    INSERT INTO holdfast_chats.answer (tenant, user_id, key, fingerprint, answer, at)
-    VALUES (in_tenant, in_user_id, in_key, in_fingerprint, '', in_at) ON CONFLICT DO NOTHING;
+    INSERT INTO holdfast_chats.answer (tenant, user_id, key, fingerprint, answer, at, node, until)
+    VALUES (in_tenant, in_user_id, in_key, in_fingerprint, '', in_at, in_node,
+            clock_timestamp() + make_interval(secs => in_seconds)) ON CONFLICT DO NOTHING;
     is_taken := FOUND;
-    SELECT a.fingerprint, a.answer INTO fingerprint, answer FROM holdfast_chats.answer AS a
+    SELECT a.fingerprint, a.answer, a.answer = '' AND a.node <> in_node AND clock_timestamp() < a.until
+      INTO fingerprint, answer, is_running FROM holdfast_chats.answer AS a
      WHERE a.tenant = in_tenant AND a.user_id = in_user_id AND a.key = in_key;
     COMMIT;
 END $$;

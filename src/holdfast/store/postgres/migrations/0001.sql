@@ -147,6 +147,8 @@ CREATE TABLE holdfast_chats.answer (
     fingerprint text NOT NULL,
     answer      text NOT NULL,
     at          text COLLATE "C" NOT NULL,
+    node        text,                  -- while a request runs: where, and until when at most
+    until       timestamptz,
     PRIMARY KEY (tenant, user_id, key)
 );
 CREATE INDEX answer_by_age ON holdfast_chats.answer (at);
