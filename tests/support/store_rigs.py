@@ -162,10 +162,10 @@ class PostgresRig:
 
     @asynccontextmanager
     async def open(self) -> AsyncIterator[Any]:
+        if not self._is_empty:
+            await empty_chats(self.url)
+            self._is_empty = True
         async with PostgresStore(self.settings, self.limits) as store:
-            if not self._is_empty:
-                await empty_chats(self.url)
-                self._is_empty = True
             yield store
 
     def run(self, test: Callable[[Any], Awaitable[None]]) -> None:
@@ -215,12 +215,14 @@ async def empty_chats(url: str) -> None:
     kept = "'cluster', 'shard', 'keys_forgotten', 'touched', 'schema_version'"
     await without_triggers(
         url,
-        "DO $$ DECLARE t text; BEGIN FOR t IN SELECT tablename FROM pg_tables"
-        f" WHERE schemaname = 'holdfast_chats' AND tablename NOT IN ({kept})"
-        " LOOP EXECUTE format('DELETE FROM holdfast_chats.%I', t); END LOOP; END $$",
-        "UPDATE holdfast_chats.cluster SET epoch_base = 0",
-        "UPDATE holdfast_chats.keys_forgotten SET through = 0",
-        "UPDATE holdfast_chats.shard SET first_position = 0",
+        "DO $$ DECLARE t text; BEGIN IF to_regclass('holdfast_chats.schema_version') IS NOT NULL"
+        " THEN FOR t IN SELECT tablename FROM pg_tables WHERE schemaname = 'holdfast_chats'"
+        f" AND tablename NOT IN ({kept})"
+        " LOOP EXECUTE format('DELETE FROM holdfast_chats.%I', t); END LOOP;"
+        " UPDATE holdfast_chats.cluster SET epoch_base = 0,"
+        " system = (SELECT system_identifier::text FROM pg_control_system());"
+        " UPDATE holdfast_chats.keys_forgotten SET through = 0;"
+        " UPDATE holdfast_chats.shard SET first_position = 0; END IF; END $$",
     )
 
 

@@ -43,9 +43,10 @@ class SeenServers:
 
     def judge(self, server: ServerIdentity, stored: EpochBase) -> _Verdict:
         """``changed``: the database has to adopt the server first."""
-        if stored.base < self.base or server.timeline < self._timelines.get(server.system, 0):
-            return "old"
-        return "same" if server == stored.server else "changed"
+        if server != stored.server:
+            return "changed"
+        timeline = self._timelines.get(server.system, 0)
+        return "old" if stored.base < self.base or server.timeline < timeline else "same"
 
     def on_used(self, server: ServerIdentity, base: int) -> None:
         """A connection to this server is about to be used."""

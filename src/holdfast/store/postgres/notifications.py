@@ -17,6 +17,7 @@ from holdfast.store.postgres.errors import FOREIGN
 from holdfast.store.postgres.server import CHANNEL, ChatsServer, ServerConnection
 
 RECONNECT_SECONDS = 1.0
+CLOSE_SECONDS_MAX = 0.5
 
 
 class CommitNotifications:
@@ -28,6 +29,7 @@ class CommitNotifications:
         self._has_news = asyncio.Event()
         self._publisher: asyncio.Task[None] | None = None
         self._subscriber: asyncio.Task[None] | None = None
+        self._is_closing = False
         self._publishing_process = 0
         """Of the server, for our own connection: what it sends we know already."""
 
@@ -45,6 +47,11 @@ class CommitNotifications:
         self._call_listeners()
 
     async def close(self) -> None:
+        """Announce what is left, then end."""
+        self._is_closing = True
+        self._has_news.set()
+        if self._publisher is not None:
+            await asyncio.wait((self._publisher,), timeout=CLOSE_SECONDS_MAX)
         tasks = [task for task in (self._publisher, self._subscriber) if task is not None]
         for task in tasks:
             task.cancel()
@@ -56,7 +63,7 @@ class CommitNotifications:
 
     async def _keep(self, use: Callable[[ServerConnection], Coroutine[Any, Any, None]]) -> None:
         """Use a connection of its own, and open it again whenever it is lost."""
-        while True:
+        while not self._is_closing:
             connection = None
             try:
                 connection = await self._server.connect()
@@ -66,11 +73,12 @@ class CommitNotifications:
             finally:
                 if connection is not None:
                     connection.terminate()
-            await asyncio.sleep(RECONNECT_SECONDS)
+            if not self._is_closing:
+                await asyncio.sleep(RECONNECT_SECONDS)
 
     async def _publish(self, connection: ServerConnection) -> None:
         self._publishing_process = connection.raw.get_server_pid()
-        while True:
+        while not self._is_closing:
             await self._has_news.wait()
             self._has_news.clear()
             await connection.fetchrow("notify")

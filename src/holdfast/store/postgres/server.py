@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
@@ -23,7 +24,7 @@ import asyncpg
 from holdfast import telemetry
 from holdfast.bounds import at_most, positive
 from holdfast.drivers.postgres import connect, refuse_shared_sessions
-from holdfast.errors import BadSetting, OutcomeUnknown
+from holdfast.errors import BadSetting, OutcomeUnknown, Unavailable
 from holdfast.store.postgres.errors import reaching, unavailable
 from holdfast.store.postgres.identity import EpochBase, SeenServers, ServerIdentity
 from holdfast.store.postgres.schema import SQL, migrate
@@ -38,7 +39,8 @@ _LOST = "a reader or a client has more than the survivor"
 
 @dataclass(frozen=True, slots=True)
 class PostgresStoreSettings:
-    """The database of the chats, and how it is used.
+    """The database of the chats, and how it is used. ``url`` may name several servers,
+    of which one is the primary.
 
     A node has 26 connections: for groups of sends, for changes, for reads, and two that
     notify and listen for notifications.
@@ -138,52 +140,69 @@ class ChatsServer:
         self.settings = settings
         self.shards = settings.shards
         self.seen = SeenServers()
-        self._adopting = asyncio.Lock()
+        self._addresses = addresses(settings.url)
+        self._last_used = 0
 
     async def prepare(self) -> ServerConnection:
-        """Check the server and bring the schema up to date. Raises an OperatorError, or
-        Unavailable if the server cannot be reached.
+        """Check the server and bring the schema up to date; a connection to it. Raises
+        an OperatorError, or Unavailable if no server can be used now.
         """
-        raw = await self._connected()
-        try:
-            version = raw.get_server_version().major
-            if version < SERVER_VERSION_MIN:
-                raise BadSetting(
-                    f"PostgreSQL {version} is too old: the chats need {SERVER_VERSION_MIN} or newer"
-                )
-            with reaching():
-                timeout = self.settings.connect_timeout_seconds
-                await refuse_shared_sessions(raw, self.settings.url, timeout=timeout)
-                await _hear_yourself(raw, timeout)
-                facts = await raw.fetchrow(SQL["server"])
-                self._check(facts)
-                await migrate(raw, self.settings.shards, _identity(facts))
-            if self.settings.lossless and not facts["standbys"]:
-                raise BadSetting(
-                    "cluster.failover is lossless, but PostgreSQL names no synchronous standby:"
-                    " set synchronous_standby_names, or do not promise it"
-                )
-            with reaching():
-                connection = ServerConnection(raw)
-                await self._recognise(connection, _identity(facts))
-                return connection
-        except BaseException:
-            raw.terminate()
-            raise
+        return await self._of_any_address(self._prepare)
 
     async def connect(self) -> ServerConnection:
         """A connection that may be used. Unavailable, or an OperatorError."""
-        raw = await self._connected()
-        try:
-            with reaching():
-                facts = await raw.fetchrow(SQL["server"])
-                self._check(facts)
-                connection = ServerConnection(raw)
-                await self._recognise(connection, _identity(facts))
+        return await self._of_any_address(self._use)
+
+    async def _of_any_address(
+        self, use: Callable[[Any, str], Awaitable[ServerConnection]]
+    ) -> ServerConnection:
+        """Try the addresses in turn, the one used last first: of several servers one is
+        the primary.
+        """
+        failure: Unavailable | None = None
+        for n in range(len(self._addresses)):
+            place = (self._last_used + n) % len(self._addresses)
+            try:
+                raw = await self._connected(self._addresses[place])
+                try:
+                    with reaching():
+                        connection = await use(raw, self._addresses[place])
+                except BaseException:
+                    raw.terminate()
+                    raise
+            except Unavailable as error:
+                failure = failure or error
+            else:
+                self._last_used = place
                 return connection
-        except BaseException:
-            raw.terminate()
-            raise
+        assert failure is not None
+        raise failure
+
+    async def _prepare(self, raw: Any, address: str) -> ServerConnection:
+        version = raw.get_server_version().major
+        if version < SERVER_VERSION_MIN:
+            raise BadSetting(
+                f"PostgreSQL {version} is too old: the chats need {SERVER_VERSION_MIN} or newer"
+            )
+        timeout = self.settings.connect_timeout_seconds
+        await refuse_shared_sessions(raw, address, timeout=timeout)
+        facts = await raw.fetchrow(SQL["server"])
+        check_server(facts, self.settings)
+        await _hear_yourself(raw, timeout)
+        if self.settings.lossless and not facts["standbys"]:
+            raise BadSetting(
+                "cluster.failover is lossless, but PostgreSQL names no synchronous standby: set"
+                " synchronous_standby_names, or do not promise it"
+            )
+        await migrate(raw, self.settings.shards, _identity(facts))
+        return await self._use(raw, address)
+
+    async def _use(self, raw: Any, _address: str) -> ServerConnection:
+        facts = await raw.fetchrow(SQL["server"])
+        check_server(facts, self.settings)
+        connection = ServerConnection(raw)
+        await self._recognise(connection, _identity(facts))
+        return connection
 
     async def raise_all_epochs(self, connection: ServerConnection, why: str = _LOST) -> None:
         """Commits were lost although no failover was seen, or one that was declared
@@ -195,39 +214,16 @@ class ChatsServer:
         stored = _stored(await connection.fetchrow("cluster"))
         self.seen.on_used(stored.server, stored.base)
 
-    async def _connected(self) -> Any:
+    async def _connected(self, address: str) -> Any:
         with reaching():
             raw = await connect(
-                self.settings.url,
+                address,
                 settings=self.settings.session,
                 timeout=self.settings.connect_timeout_seconds,
                 max_cached_statement_lifetime=0,
             )
         _watch_peer(raw)
         return raw
-
-    def _check(self, facts: Any) -> None:
-        if facts["in_recovery"]:
-            raise unavailable("PostgreSQL is a standby: connect to the primary")
-        for name in ("fsync", "full_page_writes"):
-            if facts[name] != "on":
-                raise BadSetting(
-                    f"PostgreSQL runs with {name} = off: a crash would lose acknowledged"
-                    " messages; switch it on"
-                )
-        wanted = {
-            "synchronous_commit": "on",
-            "transaction_isolation": "read committed",
-            "lock_timeout": int(self.settings.session["lock_timeout"]),
-            "statement_timeout": int(self.settings.session["statement_timeout"]),
-            "plan_cache_mode": "force_generic_plan",
-        }
-        for name, value in wanted.items():
-            if facts[name] != value:
-                raise BadSetting(
-                    f"PostgreSQL does not keep the setting {name}: {facts[name]}, not {value};"
-                    " is there a connection pooler?"
-                )
 
     async def _recognise(self, connection: ServerConnection, server: ServerIdentity) -> None:
         for _ in range(ADOPTIONS_MAX):
@@ -249,20 +245,42 @@ class ChatsServer:
     ) -> None:
         is_raised = why == _LOST or not self.settings.lossless
         before = stored.server
-        row = await connection.call(
-            "adopt",
-            stored.base,
-            before.system,
-            before.timeline,
-            server.system,
-            server.timeline,
-            self.seen.base + 1 if is_raised else None,
-            why,
-        )
+        after = (server.system, server.timeline, self.seen.base + 1 if is_raised else None, why)
+        try:
+            row = await connection.call(
+                "adopt", stored.base, before.system, before.timeline, *after
+            )
+        except OutcomeUnknown as error:
+            raise unavailable("no standby confirmed that the server was adopted") from error
         if row["was_first"]:
             log = telemetry.log.critical if is_raised else telemetry.log.warning
             fields = {"severity": "SEV-1"} if is_raised else {}
             log("store.server_changed", reason=why, base=row["new_base"], **fields)
+
+
+def check_server(facts: Mapping[str, Any], settings: PostgresStoreSettings) -> None:
+    """Unavailable for a standby; BadSetting if a commit that returned could be lost."""
+    if facts["in_recovery"]:
+        raise unavailable("PostgreSQL is a standby: connect to the primary")
+    for name in ("fsync", "full_page_writes"):
+        if facts[name] != "on":
+            raise BadSetting(
+                f"PostgreSQL runs with {name} = off: a crash would lose acknowledged"
+                " messages; switch it on"
+            )
+    wanted = {
+        "synchronous_commit": "on",
+        "transaction_isolation": "read committed",
+        "lock_timeout": int(settings.session["lock_timeout"]),
+        "statement_timeout": int(settings.session["statement_timeout"]),
+        "plan_cache_mode": "force_generic_plan",
+    }
+    for name, value in wanted.items():
+        if facts[name] != value:
+            raise BadSetting(
+                f"PostgreSQL does not keep the setting {name}: {facts[name]}, not {value};"
+                " is there a connection pooler?"
+            )
 
 
 async def _hear_yourself(raw: Any, seconds: float) -> None:
@@ -283,6 +301,14 @@ async def _hear_yourself(raw: Any, seconds: float) -> None:
             " stands before it; connect to PostgreSQL itself, or set pool_mode = session"
         ) from None
     await raw.remove_listener(CHANNEL, on_notification)
+
+
+def addresses(url: str) -> list[str]:
+    """A URL for each server that ``url`` names: ``user@one:5432,two:5432/chats``."""
+    scheme, separator, rest = url.partition("://")
+    place, slash, path = rest.partition("/")
+    user, at, hosts = place.rpartition("@")
+    return [f"{scheme}{separator}{user}{at}{host}{slash}{path}" for host in hosts.split(",")]
 
 
 def _watch_peer(raw: Any) -> None:
