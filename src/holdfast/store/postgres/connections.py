@@ -9,8 +9,9 @@ taken.
 from __future__ import annotations
 
 import asyncio
+from collections import defaultdict
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from typing import Any, TypeVar
 
 from holdfast.errors import OutcomeUnknown, ServerBusy
@@ -19,6 +20,7 @@ from holdfast.store.postgres.server import ChatsServer, ServerConnection
 
 T = TypeVar("T")
 Work = Callable[[ServerConnection], Coroutine[Any, Any, T]]
+_Turn = AbstractAsyncContextManager[None]
 
 READ_SECONDS_MARGIN = 1.0
 """A read ends by itself at ``statement_timeout``; this much later nobody answers."""
@@ -99,6 +101,7 @@ class Connections:
         self._readers = Lender(server, settings.reads_at_once, settings.waiting_max)
         self._read_seconds = settings.statement_timeout_seconds + READ_SECONDS_MARGIN
         self._writes: set[asyncio.Task[Any]] = set()
+        self._turns: defaultdict[int, asyncio.Lock] = defaultdict(asyncio.Lock)
 
     def adopt(self, connection: ServerConnection) -> None:
         """Lend an open connection first."""
@@ -106,14 +109,18 @@ class Connections:
 
     def append(self, work: Work[T]) -> Awaitable[T]:
         """Carry out a group of sends. It goes on if the caller is cancelled."""
-        return self._begin(self._groups, work)
+        return self._begin(self._groups, work, nullcontext())
 
-    def change(self, work: Work[T]) -> Awaitable[T]:
-        """Carry out another write, in the same way."""
-        return self._begin(self._changes, work)
+    def change(self, work: Work[T], shard: int | None = None) -> Awaitable[T]:
+        """Carry out another write, in the same way. Those of one shard take turns: they
+        would wait for each other with a connection each, and a shard that hangs would
+        take them all.
+        """
+        turn = nullcontext() if shard is None else self._turns[shard]
+        return self._begin(self._changes, work, turn)
 
-    def _begin(self, lender: Lender, work: Work[T]) -> Awaitable[T]:
-        task = asyncio.get_running_loop().create_task(self._write(lender, work))
+    def _begin(self, lender: Lender, work: Work[T], turn: _Turn) -> Awaitable[T]:
+        task = asyncio.get_running_loop().create_task(self._write(lender, work, turn))
         self._writes.add(task)
         task.add_done_callback(self._on_written)
         return asyncio.shield(task)
@@ -132,9 +139,9 @@ class Connections:
         for lender in (self._groups, self._changes, self._readers):
             lender.close()
 
-    async def _write(self, lender: Lender, work: Work[T]) -> T:
+    async def _write(self, lender: Lender, work: Work[T], turn: _Turn) -> T:
         try:
-            async with lender.lend() as connection:
+            async with turn, lender.lend() as connection:
                 return await work(connection)
         except FOREIGN as error:
             raise translate(error, write=True) from error

@@ -99,7 +99,8 @@ class PostgresStore:
         return self._connections.append(partial(self._append, drafts=group))
 
     async def change(self, command: Command) -> CommandResult:
-        return await self._write(partial(self._change, command=command))
+        work = partial(self._change, command=command)
+        return await self._connections.change(work, self.lane(command.chat_id))
 
     async def mark(self, watermarks: Sequence[Watermark]) -> None:
         columns = (
