@@ -19,7 +19,7 @@ from msgspec import Raw
 from holdfast.access.principal import Principal
 from holdfast.api.deps import ApiDeps
 from holdfast.api.endpoint import Answer, Call, StreamBounds
-from holdfast.api.streaming import FailurePiece, QuietPiece
+from holdfast.api.streaming import FailurePiece, PieceSink, QuietPiece
 from holdfast.errors import InvalidMessage
 from holdfast.streaming import sse
 from holdfast.streaming.admission import ReplyRequest
@@ -27,7 +27,7 @@ from holdfast.streaming.attached import AttachedReply
 from holdfast.streaming.body_bytes import ReservedBytes
 from holdfast.streaming.dialects.contract import DialectRequest, Renderer, WholeAnswer
 from holdfast.streaming.dialects.request_body import split
-from holdfast.streaming.reader import Lost, Queued, ReaderEvent
+from holdfast.streaming.reader import LiveCursor, Lost, Queued, ReaderEvent
 from holdfast.streaming.reply import (
     EntryId,
     Owner,
@@ -194,7 +194,7 @@ class EventPieces(ReplyPieces):
     """Events for a client that has just asked: a reply that fails before its first
     token is an ordinary error response, if there is still time for one."""
 
-    __slots__ = ("_is_silent", "_renderer")
+    __slots__ = ("_defect", "_is_silent", "_renderer", "_sink")
 
     def __init__(
         self, reply: AttachedReply, renderer: Renderer, after: EntryId | None = None
@@ -203,10 +203,42 @@ class EventPieces(ReplyPieces):
         self._renderer = renderer
         self._is_silent = True
         """Nothing has come yet but its begin."""
+        self._sink: PieceSink | None = None
+        self._defect: Exception | None = None
+        """Of rendering, for ``anext``."""
+
+    def write_at_once(self, sink: PieceSink) -> None:
+        if isinstance(self._cursor, LiveCursor):
+            self._sink = sink
+            self._cursor.write_at_once(self._write_new)
+
+    def _write_new(self) -> bool:
+        """Whether everything new was written; the rest and the end are for ``anext``.
+
+        Called by the producer, so it raises nothing.
+        """
+        cursor, sink = self._cursor, self._sink
+        assert isinstance(cursor, LiveCursor) and sink is not None
+        if cursor.is_at_end or not sink.is_writable or (event := cursor.take()) is None:
+            return False
+        try:
+            if piece := self._piece(event):
+                sink.write(piece)
+        except Exception as error:
+            self._defect = error
+            cursor.close()
+        return len(event) < YIELD_ENTRIES and cursor.is_open
+
+    async def aclose(self) -> None:
+        self._sink = None
+        await super().aclose()
 
     async def __anext__(self) -> bytes:
         while True:
-            event = await anext(self._cursor)
+            try:
+                event = await anext(self._cursor)
+            except StopAsyncIteration:
+                raise self._defect or StopAsyncIteration from None
             piece = self._piece(event)
             if len(event) >= YIELD_ENTRIES:
                 await asyncio.sleep(0)

@@ -11,7 +11,7 @@ import asyncio
 import hashlib
 from collections.abc import Awaitable, Callable, Mapping, MutableMapping, Sequence
 from functools import cache
-from typing import Any
+from typing import Any, Protocol
 from urllib.parse import parse_qsl, unquote_plus
 
 import msgspec
@@ -50,8 +50,16 @@ AsgiApp = Callable[[AsgiScope, AsgiReceive, AsgiSend], Awaitable[None]]
 RawHeaders = list[tuple[bytes, bytes]]
 
 
-def _not_written(piece: bytes) -> bool:
-    return False
+class PieceWriter(Protocol):
+    """Our server's way to write pieces of a streamed answer that has begun, without a
+    coroutine for each."""
+
+    @property
+    def is_writable(self) -> bool:
+        """False: ``send`` must wait until the client reads."""
+        ...
+
+    def write_piece(self, piece: bytes) -> None: ...
 
 
 class Request:
@@ -63,7 +71,7 @@ class Request:
 
     __slots__ = (
         "decisions", "endpoint", "headers", "method", "on_disconnect", "path", "path_params",
-        "peer", "principal", "query", "raw_headers", "receive", "repeated", "write_piece",
+        "peer", "piece_writer", "principal", "query", "raw_headers", "receive", "repeated",
     )  # fmt: skip
 
     def __init__(self, scope: AsgiScope, receive: AsgiReceive) -> None:
@@ -78,9 +86,7 @@ class Request:
         )
         """Our server's way to say that the client left (True) or has ended its side
         (False), without a waiting task."""
-        self.write_piece: Callable[[bytes], bool] = scope.get("holdfast.write_piece", _not_written)
-        """Our server's way to write a piece of a streamed answer that has begun; False:
-        ``send`` must."""
+        self.piece_writer: PieceWriter | None = scope.get("holdfast.piece_writer")
         self.raw_headers: RawHeaders = scope["headers"]
         self.headers, self.repeated = joined_headers(self.raw_headers)
         self.path_params: Mapping[str, str] = {}

@@ -6,8 +6,9 @@ after status and headers have left. The client sees a cut as a body without its 
 chunk.
 
 One task pulls the pieces and sends them; deadline, drain and idle pieces share a timer,
-and the server calls back when the client leaves. So a piece costs one await and no
-task, and an answer that waits costs little memory: thousands may wait at once.
+and the server calls back when the client leaves. Pieces that come one by one are
+written where they arise (``PiecesAtOnce``), without that task. An answer that waits
+costs little memory: thousands may wait at once.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import AsyncIterator
-from typing import Any, Literal
+from typing import Any, Literal, Protocol, runtime_checkable
 
 from holdfast.api.endpoint import StreamBounds
 from holdfast.api.request import AsgiReceive, AsgiSend, RawHeaders, Request
@@ -45,6 +46,27 @@ class FailurePiece(bytes):
         piece = cls(rendered)
         piece.error = error
         return piece
+
+
+class PieceSink(Protocol):
+    """Where pieces of an answer that has begun can be written."""
+
+    @property
+    def is_writable(self) -> bool:
+        """False while the client has to read first."""
+        ...
+
+    def write(self, piece: bytes) -> None: ...
+
+
+@runtime_checkable
+class PiecesAtOnce(Protocol):
+    """Pieces that are written as they come: a piece then costs no turn of a task."""
+
+    def write_at_once(self, sink: PieceSink) -> None:
+        """Write while ``anext`` waits and the sink is writable; what is left, ``anext``
+        gives."""
+        ...
 
 
 def _cut_before_start(cause: StreamEnd) -> HoldfastError:
@@ -124,7 +146,7 @@ class StreamedBody:
     __slots__ = (
         "_ends_as", "_ends_at", "_head_sent", "_held", "_idle_seconds", "_loop", "_may_start",
         "_name", "_pieces", "_send", "_sending", "_sent_at", "_started", "_tasks", "_timer",
-        "_write_piece", "bounds", "end",
+        "_writer", "bounds", "end",
     )  # fmt: skip
 
     def __init__(
@@ -136,7 +158,7 @@ class StreamedBody:
     ) -> None:
         self._loop = loop = asyncio.get_running_loop()
         self._name = request.endpoint.name if request.endpoint else ""
-        self._pieces, self.bounds, self._write_piece = pieces, bounds, request.write_piece
+        self._pieces, self.bounds, self._writer = pieces, bounds, request.piece_writer
         self._idle_seconds = bounds.idle_seconds
         self.end: asyncio.Future[StreamEnd] = loop.create_future()
         self._may_start: asyncio.Future[None] = loop.create_future()
@@ -207,6 +229,8 @@ class StreamedBody:
         self._send, self._sent_at = send, self._loop.time()
         if self._head_sent is not None:
             self._head_sent.set_result(None)
+        if isinstance(self._pieces, PiecesAtOnce):
+            self._pieces.write_at_once(self)
         self._set_timer()
 
     async def _send_pieces(self) -> None:
@@ -214,8 +238,8 @@ class StreamedBody:
         async for piece in self._pieces:
             if self._send is None:
                 await self._hold(piece)
-            elif self._write_piece(piece):
-                self._sent_at = self._loop.time()
+            elif self.is_writable:
+                self.write(piece)
             else:
                 await self._send_piece(self._send, piece)
         send = self._send or await self._wait_for_head()
@@ -235,6 +259,16 @@ class StreamedBody:
         self._head_sent = None
         assert self._send is not None
         return self._send
+
+    @property
+    def is_writable(self) -> bool:
+        """Whether a piece can be written now, not only sent."""
+        return self._writer is not None and self._writer.is_writable
+
+    def write(self, piece: bytes) -> None:
+        assert self._writer is not None
+        self._sent_at = self._loop.time()
+        self._writer.write_piece(piece)
 
     async def _send_piece(self, send: AsgiSend, piece: bytes) -> None:
         self._sending = True

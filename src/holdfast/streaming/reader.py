@@ -8,7 +8,7 @@ another node follows the log. The log's writer may die: then the reader itself r
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from typing import NamedTuple
 
 from holdfast.clock import Clock
@@ -49,15 +49,19 @@ ReaderEvent = Queued | Lost | Entries
 class _Waiter:
     """Wakes one reader; a third of an ``asyncio.Event``, and thousands of them wait."""
 
-    __slots__ = ("future",)
+    __slots__ = ("future", "write")
 
     def __init__(self) -> None:
         self.future: asyncio.Future[None] | None = None
         """While the reader waits."""
+        self.write: Callable[[], bool] | None = None
+        """Takes and writes what is new without waking it; False: it cannot."""
 
     def wake(self) -> None:
-        if self.future is not None and not self.future.done():
-            self.future.set_result(None)
+        future = self.future
+        if future is None or future.done() or (self.write is not None and self.write()):
+            return
+        future.set_result(None)
 
 
 class LiveCursor(AsyncIterator[ReaderEvent]):
@@ -68,15 +72,24 @@ class LiveCursor(AsyncIterator[ReaderEvent]):
         self._next = 0 if after is None else after.n + 1
         self._position = 0
         self._news = _Waiter()
-        self._open = True
+        self.is_open = True
         self._loop = asyncio.get_running_loop()
         self._on_news = self._news.wake  # not a method of ours: it must not keep us alive
         reply.watch(self._on_news)
 
+    def write_at_once(self, write: Callable[[], bool]) -> None:
+        """While ``anext`` waits and something is new, call ``write``, which may ``take``
+        it; ``anext`` goes on if that returns False."""
+        self._news.write = write
+
+    @property
+    def is_at_end(self) -> bool:
+        return self._reply.end is not None
+
     async def __anext__(self) -> ReaderEvent:
         """Cancel-safe: a cancelled call takes nothing."""
-        while self._open:
-            event = self._take()
+        while self.is_open:
+            event = self.take()
             if event is not None:
                 return event
             if self._reply.end is not None:
@@ -89,7 +102,8 @@ class LiveCursor(AsyncIterator[ReaderEvent]):
                 self._news.future = None
         raise StopAsyncIteration
 
-    def _take(self) -> ReaderEvent | None:
+    def take(self) -> ReaderEvent | None:
+        """What is there; None if that is nothing."""
         reply, at = self._reply, self._next
         if at < reply.first or (reply.end is not None and at > reply.visible):
             self.close()
@@ -105,8 +119,9 @@ class LiveCursor(AsyncIterator[ReaderEvent]):
         return None
 
     def close(self) -> None:
-        if self._open:
-            self._open = False
+        if self.is_open:
+            self.is_open = False
+            self._news.write = None
             self._reply.unwatch(self._on_news)
 
     async def aclose(self) -> None:
@@ -115,7 +130,7 @@ class LiveCursor(AsyncIterator[ReaderEvent]):
     def __del__(self) -> None:
         # A response whose generator never began is never closed; it must not keep the
         # reply running. Any thread may collect it.
-        if self._open and not self._loop.is_closed():
+        if self.is_open and not self._loop.is_closed():
             self._loop.call_soon_threadsafe(self._reply.unwatch, self._on_news)
 
 

@@ -350,7 +350,7 @@ class HttpRequests(HttpToolsProtocol):
         # that waits for the disconnect would keep a task for each streamed answer.
         answer = OneWrite(cycle, self._set_unread_seconds)
         scope["holdfast.on_disconnect"] = self._set_on_disconnect
-        scope["holdfast.write_piece"] = answer.write_piece
+        scope["holdfast.piece_writer"] = answer
         try:
             await app(scope, receive, answer.send)
         except ConnectionAbortedError:

@@ -51,14 +51,15 @@ class OneWrite:
         else:
             self._write(start, message["body"])
 
-    def write_piece(self, piece: bytes) -> bool:
-        """Write a piece of a response that has begun; False: only ``send`` can, which
+    @property
+    def is_writable(self) -> bool:
+        """Whether a piece of a response that has begun can be written; if not, ``send``
         waits until the client reads."""
         cycle = self._cycle
-        if cycle.flow.write_paused or cycle.disconnected or not cycle.chunked_encoding:
-            return False
-        cycle.transport.write(b"%x\r\n%b\r\n" % (len(piece), piece))
-        return True
+        return bool(cycle.chunked_encoding) and not (cycle.flow.write_paused or cycle.disconnected)
+
+    def write_piece(self, piece: bytes) -> None:
+        self._cycle.transport.write(b"%x\r\n%b\r\n" % (len(piece), piece))
 
     def _write(self, start: Any, body: bytes) -> None:
         """Write the whole response."""
