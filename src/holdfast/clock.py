@@ -140,7 +140,7 @@ class SharedTimeout:
         self._loop = asyncio.get_running_loop()
         self._timer: asyncio.TimerHandle | None = None
         self._task = asyncio.current_task()
-        self._due = 0.0
+        self._armed_for = self._due = 0.0
         self._is_waiting = self._has_expired = False
 
     async def wait(self, awaited: Awaitable[T], due: float) -> T:
@@ -149,9 +149,9 @@ class SharedTimeout:
         assert task is not None
         cancels = task.cancelling()
         self._due, self._is_waiting = due, True
-        if self._timer is None or self._timer.when() > due:
-            self._arm(due)
         try:
+            if self._timer is None or self._armed_for > due:
+                self._arm(due)
             return await awaited
         except asyncio.CancelledError as error:
             if self._has_expired and task.cancelling() - 1 <= cancels:
@@ -162,12 +162,19 @@ class SharedTimeout:
                 task.uncancel()
             self._is_waiting = self._has_expired = False
 
+    async def wait_for(self, event: asyncio.Event, seconds: float) -> None:
+        """Wait for an event, at most so long. Cancel-safe."""
+        if not event.is_set():
+            with suppress(TimeoutError):
+                await self.wait(event.wait(), self._loop.time() + seconds)
+
     def close(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
 
     def _arm(self, due: float) -> None:
         self.close()
+        self._armed_for = due  # uvloop's handle of a time in the past does not know it
         self._timer = self._loop.call_at(due, self._on_timer)
 
     def _on_timer(self) -> None:

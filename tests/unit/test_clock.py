@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import random
-from contextlib import suppress
+from contextlib import closing, suppress
 
 import pytest
+import uvloop
 
 from holdfast.clock import (
     TURN_SECONDS,
@@ -111,6 +112,22 @@ async def test_shared_timeout_that_comes_earlier_than_the_last_one_counts() -> N
         await timeout.wait(asyncio.sleep(30), began + 2)
     assert loop.time() == pytest.approx(began + 2)
     timeout.close()
+
+
+def test_shared_timeout_that_was_over_already_leaves_the_next_wait_alone() -> None:
+    async def at_once() -> None:
+        pass
+
+    async def wait() -> None:
+        loop, event = asyncio.get_running_loop(), asyncio.Event()
+        with closing(SharedTimeout()) as timeout:
+            await timeout.wait(at_once(), loop.time() - 1)
+            loop.call_later(0.01, event.set)
+            await timeout.wait_for(event, 5.0)
+        assert event.is_set()
+
+    for run in (asyncio.run, uvloop.run):
+        run(wait())
 
 
 async def test_shared_timeout_lets_a_cancellation_through() -> None:

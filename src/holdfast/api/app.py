@@ -187,7 +187,8 @@ class RestApp:
                 bounds, seconds_left = answer.stream or endpoint.stream, call.seconds_left
                 del call  # its body may have megabytes, and the answer may take minutes
                 body = await self._streams.begin(seconds_left, answer.body, bounds, request)
-                answer = replace(answer, body=body)
+                status = answer.status or endpoint.status
+                return Response(status, body, answer.media_type, answer.headers)
             return respond(answer, endpoint.status)
         except HoldfastError as error:
             if error.private:

@@ -19,7 +19,7 @@ from msgspec import Raw
 from holdfast.access.principal import Principal
 from holdfast.api.deps import ApiDeps
 from holdfast.api.endpoint import Answer, Call, StreamBounds
-from holdfast.api.streaming import FailurePiece, PieceSink, QuietPiece
+from holdfast.api.streaming import FailurePiece, LastPiece, PieceSink, QuietPiece
 from holdfast.errors import InvalidMessage
 from holdfast.streaming import sse
 from holdfast.streaming.admission import ReplyRequest
@@ -259,7 +259,8 @@ class EventPieces(ReplyPieces):
                         return self._failure(rendered, end)
                     return QuietPiece(rendered)
                 self._is_silent = False
-                return rendered
+                is_end = isinstance(entries[-1][1], ReplyDone | ReplyError)
+                return LastPiece(rendered) if is_end else rendered
 
     def _failure(self, rendered: bytes, error: ReplyError) -> bytes:
         return FailurePiece.of(rendered, self._failed(error)) if self._is_silent else rendered

@@ -51,12 +51,16 @@ RawHeaders = list[tuple[bytes, bytes]]
 
 
 class PieceWriter(Protocol):
-    """Our server's way to write pieces of a streamed answer that has begun, without a
-    coroutine for each."""
+    """Our server's way to write a streamed answer without a coroutine for a piece."""
+
+    def write_head(self, start: AsgiMessage, piece: bytes) -> bool:
+        """Write status, headers and the first piece, which may be empty; False: only
+        ``send`` can."""
+        ...
 
     @property
     def is_writable(self) -> bool:
-        """False: ``send`` must wait until the client reads."""
+        """Whether a piece can be written; if not, ``send`` waits for the client."""
         ...
 
     def write_piece(self, piece: bytes) -> None: ...

@@ -19,7 +19,7 @@ from collections.abc import AsyncIterator
 from typing import Any, Literal, Protocol, runtime_checkable
 
 from holdfast.api.endpoint import StreamBounds
-from holdfast.api.request import AsgiReceive, AsgiSend, RawHeaders, Request
+from holdfast.api.request import AsgiMessage, AsgiReceive, AsgiSend, RawHeaders, Request
 from holdfast.errors import HoldfastError, InvalidMessage, Unavailable
 from holdfast.telemetry import log
 
@@ -33,6 +33,10 @@ CLOSE_SECONDS = 1.0
 class QuietPiece(bytes):
     """A piece that does not start the answer: it leaves with the first one that does,
     or when the head has waited long enough."""
+
+
+class LastPiece(bytes):
+    """The piece that the answer ends with: both leave in one write."""
 
 
 class FailurePiece(bytes):
@@ -207,25 +211,31 @@ class StreamedBody:
 
     def start(self, status: int, headers: RawHeaders, send: AsgiSend) -> None:
         """Send status and headers, then the pieces."""
-        head = self._loop.create_task(self._send_head(status, headers, send))
+        start = {
+            "type": "http.response.start",
+            "status": status,
+            "headers": headers,
+            # Our own key, not ASGI's: gateway/transport/responses.py reads it.
+            "unread_seconds_max": self.bounds.unread_seconds_max,
+        }
+        if self._writer is not None and self._writer.write_head(start, b"".join(self._held)):
+            self._held.clear()
+            self._on_head_sent(send)
+            return
+        head = self._loop.create_task(self._send_head(start, send))
         head.add_done_callback(self._on_head_ended)
         self._tasks.append(head)
 
-    async def _send_head(self, status: int, headers: RawHeaders, send: AsgiSend) -> None:
-        await send(
-            {
-                "type": "http.response.start",
-                "status": status,
-                "headers": headers,
-                # Our own key, not ASGI's: gateway/transport/responses.py reads it.
-                "unread_seconds_max": self.bounds.unread_seconds_max,
-            }
-        )
+    async def _send_head(self, start: AsgiMessage, send: AsgiSend) -> None:
+        await send(start)
         while True:
             held, self._held = b"".join(self._held), []
             await send({"type": "http.response.body", "body": held, "more_body": True})
             if not self._held:
                 break
+        self._on_head_sent(send)
+
+    def _on_head_sent(self, send: AsgiSend) -> None:
         self._send, self._sent_at = send, self._loop.time()
         if self._head_sent is not None:
             self._head_sent.set_result(None)
@@ -236,6 +246,10 @@ class StreamedBody:
     async def _send_pieces(self) -> None:
         """Pull every piece; hold those before the head, send the others."""
         async for piece in self._pieces:
+            if isinstance(piece, LastPiece):
+                send = self._send or await self._wait_for_head()
+                await send({"type": "http.response.body", "body": piece})
+                return
             if self._send is None:
                 await self._hold(piece)
             elif self.is_writable:

@@ -73,6 +73,9 @@ class EntryPoints:
         self._limiter = limiter
         self._operators = Buckets(ADMIN_CALLS_PER_MINUTE_MIN / 60, ADMIN_CALLS_PER_MINUTE_MIN)
         """For operators whose local share is used up: on many nodes it may be zero."""
+        self._known_rules = limiter.rules
+        self._has_rule: dict[tuple[EntryPoint, str, bool], bool] = {}
+        """What ``has_rule`` found in these rules; at most ``CALLERS_MAX``."""
 
     async def decide(self, entry_point: EntryPoint, who: User, address: str = "") -> list[Decision]:
         """Exact, all rules or none, for entry points that can wait for the deadline.
@@ -105,8 +108,14 @@ class EntryPoints:
 
     def has_rule(self, entry_point: EntryPoint, who: User) -> bool:
         """Whether any rule decides here; asking without one costs more than looking."""
-        lookup = self._limiter.rules.lookup
-        return any(lookup(each.tenant, each.resource) for each in checks_of(entry_point, who))
+        rules = self._limiter.rules
+        if rules is not self._known_rules or len(self._has_rule) >= CALLERS_MAX:
+            self._known_rules, self._has_rule = rules, {}
+        key = (entry_point, who.tenant, bool(who.user_id))
+        if key not in self._has_rule:
+            checks = checks_of(entry_point, who)
+            self._has_rule[key] = any(rules.lookup(each.tenant, each.resource) for each in checks)
+        return self._has_rule[key]
 
     def charge(self, entry_point: EntryPoint, who: User, amount: int) -> None:
         """Count what was used without asking; see ``Limiter.charge``."""

@@ -78,8 +78,8 @@ class LiveCursor(AsyncIterator[ReaderEvent]):
         reply.watch(self._on_news)
 
     def write_at_once(self, write: Callable[[], bool]) -> None:
-        """While ``anext`` waits and something is new, call ``write``, which may ``take``
-        it; ``anext`` goes on if that returns False."""
+        """While ``anext`` waits and something is new, call ``write``, which may
+        ``take`` it; ``anext`` goes on if that returns False."""
         self._news.write = write
 
     @property

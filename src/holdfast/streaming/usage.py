@@ -18,6 +18,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from functools import lru_cache
 from typing import Protocol
 
 from holdfast import telemetry
@@ -41,6 +42,7 @@ OUTPUT_TOKENS = 1_000
 OUTPUT_TOKENS_MAX = 100_000
 """The most that is charged at the grant for output: a request with a huge
 ``max_output_tokens`` must not use up its tenant's rule while it runs."""
+DAY_SECONDS = 86_400
 STORED_SECONDS = 1.0
 """How long the end of a reply waits for its count, as it does for the log."""
 
@@ -118,7 +120,7 @@ class ReplyAccounts:
         self._charge(payer, tokens - 1)
         run_id = self._ids.new("use_")
         self._runs[run_id] = run
-        return run_id, timestamp(self._clock.now())[:10]
+        return run_id, _day_of(int(self._clock.now() // DAY_SECONDS))
 
     def end(self, ended: RunUsage, payer: Payer, tokens: int) -> None:
         """Count a run that has ended and correct its charge by ``tokens``."""
@@ -205,6 +207,12 @@ class UsageRun:
         run_id, day = self._granted
         key = UsageKey(day, self._payer.tenant, _name_of(self._payer), self._model, provider)
         return RunUsage(run_id, key, usage.prompt_tokens, usage.completion_tokens, usage.estimated)
+
+
+@lru_cache(2)
+def _day_of(number: int) -> str:
+    """A day of UTC, counted from the epoch, as the rows name it."""
+    return timestamp(number * DAY_SECONDS)[:10]
 
 
 def _tokens(size_bytes: int) -> int:

@@ -82,9 +82,12 @@ def reply_granted(waited_seconds: float) -> None:
     _queue_wait.observe(waited_seconds)
 
 
+_since_arrival, _since_grant = _first_token.labels("arrival"), _first_token.labels("grant")
+
+
 def reply_first_token(since_arrival: float, since_grant: float) -> None:
-    _first_token.labels("arrival").observe(since_arrival)
-    _first_token.labels("grant").observe(since_grant)
+    _since_arrival.observe(since_arrival)
+    _since_grant.observe(since_grant)
 
 
 def reply_gap(seconds: float) -> None:
@@ -104,9 +107,12 @@ def reply_cancelled(cause: str) -> None:
     _cancels.labels(cause).inc()
 
 
+_prompt_tokens, _completion_tokens = _tokens.labels("prompt"), _tokens.labels("completion")
+
+
 def reply_tokens(prompt: int, completion: int) -> None:
-    _tokens.labels("prompt").inc(prompt)
-    _tokens.labels("completion").inc(completion)
+    _prompt_tokens.inc(prompt)
+    _completion_tokens.inc(completion)
 
 
 def reply_lease_freed(cause: str, count: int = 1) -> None:

@@ -37,8 +37,7 @@ class OneWrite:
         cycle = self._cycle
         if message["type"] == "http.response.start":
             self._start = message
-            if "unread_seconds_max" in message:
-                self._set_unread_seconds(message["unread_seconds_max"])
+            self._note_unread_seconds(message)
             return
         start, self._start = self._start, None
         if start is None:
@@ -47,9 +46,21 @@ class OneWrite:
             await cycle.send(start)
             await cycle.send(message)
         elif message.get("more_body"):
-            self._write_first(start, message["body"])
+            self.write_head(start, message["body"])
         else:
             self._write(start, message["body"])
+
+    def write_head(self, start: Any, piece: bytes) -> bool:
+        """Write the head of a response in pieces, and the first one; it has no
+        Content-Length. False: only ``send`` can."""
+        cycle = self._cycle
+        if cycle.flow.write_paused or cycle.disconnected:
+            return False
+        self._note_unread_seconds(start)
+        head = self._head(start) + b"transfer-encoding: chunked\r\n\r\n"
+        cycle.response_started = cycle.chunked_encoding = True
+        cycle.transport.write(head + (b"%x\r\n%b\r\n" % (len(piece), piece) if piece else b""))
+        return True
 
     @property
     def is_writable(self) -> bool:
@@ -72,12 +83,9 @@ class OneWrite:
             cycle.transport.close()
         cycle.on_response()
 
-    def _write_first(self, start: Any, piece: bytes) -> None:
-        """Write the head of a response in pieces, and the first one."""
-        cycle = self._cycle
-        head = self._head(start) + b"transfer-encoding: chunked\r\n\r\n"
-        cycle.response_started = cycle.chunked_encoding = True
-        cycle.transport.write(head + (b"%x\r\n%b\r\n" % (len(piece), piece) if piece else b""))
+    def _note_unread_seconds(self, start: Any) -> None:
+        if "unread_seconds_max" in start:
+            self._set_unread_seconds(start["unread_seconds_max"])
 
     def _head(self, start: Any) -> bytes:
         """Status and headers, without the empty line."""

@@ -19,11 +19,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager, closing, suppress
 from typing import NamedTuple
 
 from holdfast import telemetry
-from holdfast.clock import Clock, wait_at_most
+from holdfast.clock import Clock, SharedTimeout
 from holdfast.errors import HoldfastError, OutcomeUnknown, Unavailable
 from holdfast.streaming.pool.contract import (
     BEAT_SECONDS,
@@ -45,7 +45,7 @@ from holdfast.streaming.pool.contract import (
     Release,
     pool_state,
 )
-from holdfast.streaming.pool.places import NodePlaces, PlaceReleased, PoolPlace
+from holdfast.streaming.pool.places import NodePlaces, PlaceReleased, PlaceState, PoolPlace
 
 CALL_SECONDS = 1.0
 """How long a call of the pool may take."""
@@ -73,6 +73,14 @@ class PoolStatus(NamedTuple):
     state: Mapping[str, PoolState]
     nodes: Sequence[str]
     shared_up: bool
+
+
+_MEANT_FOR: Mapping[type[PoolOperation], PlaceState] = {
+    Admit: "asked",
+    Confirm: "waiting",
+    Move: "moving",
+}
+"""The state of the place that an operation is sent for."""
 
 
 class _Request(NamedTuple):
@@ -230,18 +238,19 @@ class NodeLeases:
                     await self._shared.leave(self._node)
 
     async def run(self) -> None:
-        while True:
-            try:
-                await self._turn()
-            except Exception as error:
-                telemetry.defect("streaming", error)
-                await asyncio.sleep(BEAT_SECONDS)
+        with closing(SharedTimeout()) as timeout:
+            while True:
+                try:
+                    await self._turn(timeout)
+                except Exception as error:
+                    telemetry.defect("streaming", error)
+                    await asyncio.sleep(BEAT_SECONDS)
 
-    async def _turn(self) -> None:
+    async def _turn(self, timeout: SharedTimeout) -> None:
         if self._failing_since is not None and self._local is None:
             await asyncio.sleep(RETRY_SECONDS)
         else:
-            await wait_at_most(self._has_work, max(0.0, self._beat_at - self._clock.monotonic()))
+            await timeout.wait_for(self._has_work, self._beat_at - self._clock.monotonic())
         self._has_work.clear()
         if self._local is None:
             await self._work_with_shared()
@@ -371,7 +380,7 @@ class NodeLeases:
         )
 
     def _fitted_operation(self, pool: Pool, operation: PoolOperation) -> PoolOperation:
-        if isinstance(operation, Admit):
+        if pool is not self._shared and isinstance(operation, Admit):
             return Admit(self._fitted(pool, operation.request))
         return operation
 
@@ -479,5 +488,4 @@ def _is_needed(request: _Request) -> bool:
     """Whether its place is still in the state that the operation was meant for."""
     if request.place is None:
         return True
-    meant: Mapping[type[PoolOperation], str] = {Admit: "asked", Confirm: "waiting", Move: "moving"}
-    return request.place.state == meant[type(request.operation)]
+    return request.place.state == _MEANT_FOR[type(request.operation)]

@@ -180,7 +180,8 @@ class RoutedStream:
         self._lease = lease
         self._now = rules.clock.monotonic
         self._first_token_by = 0.0
-        self._failure = _no_room()
+        self._failure: ProviderFailed | None = None
+        """The last one; None: nobody was asked."""
         self._has_asked = False
         self._answer: _Answer | None = None
         self._block = AsyncExitStack()
@@ -259,7 +260,7 @@ class RoutedStream:
         breaker waits for a result.
         """
         if self._now() >= self._first_token_by:
-            raise self._failure
+            raise self._failure or _no_room()
         if source.available and self._lease.pool != source.provider.pool:
             waiting_since = self._now()
             await self._lease.move(source.provider.pool)
@@ -287,9 +288,9 @@ class RoutedStream:
             rounds += 1
             delay = rules.backoff.delay(rounds, rules.rng)
         else:
-            raise self._failure
+            raise self._failure or _no_room()
         if self._now() + delay >= self._first_token_by:
-            raise self._failure
+            raise self._failure or _no_room()
         await asyncio.sleep(delay)
         return rounds
 

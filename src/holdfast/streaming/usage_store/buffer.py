@@ -10,10 +10,11 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from itertools import islice
 
 from holdfast import telemetry
-from holdfast.clock import wait_at_most
+from holdfast.clock import SharedTimeout
 from holdfast.errors import HoldfastError
 from holdfast.streaming.usage_store.contract import RunUsage, UsageStore
 
@@ -75,19 +76,20 @@ class UsageBuffer:
         """Count and note until it is cancelled. It may be run again."""
         loop = asyncio.get_running_loop()
         note_at = loop.time() + NOTE_SECONDS
-        while True:
-            await wait_at_most(self._has_ended, note_at - loop.time())
-            try:
-                await self.flush()
+        with closing(SharedTimeout()) as timeout:
+            while True:
+                await timeout.wait_for(self._has_ended, note_at - loop.time())
+                try:
+                    await self.flush()
+                    if loop.time() >= note_at:
+                        await self._note()
+                    self.trouble = None
+                except HoldfastError as error:
+                    self.trouble = error.message
+                    telemetry.log.warning("streaming.usage_delayed", error=error.message)
+                    await asyncio.sleep(NOTE_SECONDS)
                 if loop.time() >= note_at:
-                    await self._note()
-                self.trouble = None
-            except HoldfastError as error:
-                self.trouble = error.message
-                telemetry.log.warning("streaming.usage_delayed", error=error.message)
-                await asyncio.sleep(NOTE_SECONDS)
-            if loop.time() >= note_at:
-                note_at = loop.time() + NOTE_SECONDS
+                    note_at = loop.time() + NOTE_SECONDS
 
     async def flush(self) -> None:
         """Count every run that waits. Raises what the store raises; repeat then."""
