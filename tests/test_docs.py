@@ -157,7 +157,8 @@ def test_metric_on_a_page_exists(page: Path) -> None:
         for sample in [metric.name + suffix]
     }
     named = set(re.findall(r"\bholdfast_[a-z_]+[a-z]\b(?!/|\.py)", page.read_text()))
-    named -= {TokenSettings().scope_claim, "holdfast_work"}  # a claim, a schema of PostgreSQL
+    # a claim, and schemas of PostgreSQL
+    named -= {TokenSettings().scope_claim, "holdfast_work", "holdfast_chats", "holdfast_cluster"}
     assert named <= shown, f"{name_of(page)}: {named - shown}"
 
 

@@ -18,7 +18,7 @@ from holdfast.access.contract import ApiKey, CredentialStore
 from holdfast.access.keys import KeyRing, new_key
 from holdfast.access.postgres import PostgresCredentials
 from holdfast.access.principal import ADMIN_SCOPES
-from holdfast.access.secrets import FileCredentials, open_secrets, read_secrets
+from holdfast.access.secrets import FileCredentials, make_cluster_key, open_secrets, read_secrets
 from holdfast.drivers.postgres_database import Database
 from holdfast.errors import BadSetting, StateCorrupted, Unauthorized, VersionConflict
 
@@ -160,23 +160,9 @@ async def test_start_that_stopped_before_its_commit_is_finished_by_the_next(
     postgres_server: Server, tmp_path: Path
 ) -> None:
     async with first_node(postgres_server.url) as database:
-        made = open_secrets(tmp_path, AT)  # all that such a start leaves behind
+        make_cluster_key(tmp_path, AT)  # all that such a start leaves behind
         ring = await KeyRing.load(await started(database, tmp_path, ONE))
-        assert ring.find(made.admin_key).makes_keys and len(ring.list()) == 1
-
-
-async def test_first_node_brings_the_keys_of_its_state_directory(
-    postgres_server: Server, tmp_path: Path
-) -> None:
-    open_secrets(tmp_path, AT)
-    _, secret = await (await KeyRing.load(FileCredentials(tmp_path))).issue(
-        "tenant", "backend", AT, tenant="acme"
-    )
-    async with first_node(postgres_server.url) as database:
-        await started(database, tmp_path, ONE)
-        other = await started(database, tmp_path / "other", ONE)
-        assert (await KeyRing.load(other)).find(secret).label == "backend"
-        assert not (tmp_path / "other" / "secrets.json").exists()
+        assert ring.find(read_secrets(tmp_path).admin_key).makes_keys and len(ring.list()) == 1
 
 
 async def test_admin_key_of_a_node_gets_newer_scopes_at_its_start(

@@ -35,6 +35,7 @@ class Secrets(Struct, frozen=True):
     """The contents of ``secrets.json``."""
 
     jwt_secret: str
+    """"" in a cluster, whose token keys are in ``access.tokens.secret_file``."""
     admin_key: str
 
     def __repr__(self) -> str:
@@ -52,7 +53,8 @@ def read_secrets(state_dir: Path) -> Secrets:
     except FileNotFoundError:
         raise StateDirectory(
             f"there is no {path}: start the server once with `holdfast serve`, or name its state"
-            " directory with --state-dir or HOLDFAST_STATE_DIR"
+            " directory with --state-dir or HOLDFAST_STATE_DIR. In a cluster only the node that"
+            " started first has one: give a key with --token-file"
         ) from None
     except PermissionError:
         raise StateDirectory(f"{path} may be read only by the user who runs the server") from None
@@ -94,10 +96,11 @@ def open_secrets(state_dir: Path, at: str) -> Secrets:
     return made
 
 
-def first_keys(state_dir: Path, at: str) -> Sequence[ApiKey]:
-    """The keys that a cluster begins with: those of its first node's directory."""
-    open_secrets(state_dir, at)
-    return read_keys(state_dir / KEYS_FILE)
+def make_cluster_key(state_dir: Path, at: str) -> ApiKey:
+    """The admin key that a cluster begins with; ``secrets.json`` gets its secret."""
+    key, admin_key = new_key("admin", FIRST_KEY_LABEL, at)
+    _write(state_dir / SECRETS_FILE, Secrets("", admin_key))
+    return key
 
 
 def with_own_key_completed(state_dir: Path, keys: Sequence[ApiKey]) -> Sequence[ApiKey]:
@@ -112,11 +115,12 @@ def keep_admin_key(state_dir: Path, keys: Sequence[ApiKey], admin_key: str) -> N
     """Make this key the state directory's own, unless its present one is among
     ``keys``.
 
-    The token secret stays.
+    The token secret stays. A node of a cluster may have had no key.
     """
-    found = read_secrets(state_dir)
+    path = state_dir / SECRETS_FILE
+    found = read_secrets(state_dir) if path.exists() else Secrets("", "")
     if digest_of(found.admin_key) not in {key.digest for key in keys}:
-        _write(state_dir / SECRETS_FILE, replace(found, admin_key=admin_key))
+        _write(path, replace(found, admin_key=admin_key))
 
 
 class FileCredentials:

@@ -147,9 +147,14 @@ class CliContext:
         from holdfast.access.secrets import SECRETS_FILE
         from holdfast.node.state_dir import holder
 
-        if not (self.state_path / SECRETS_FILE).exists() or holder(self.state_path):
-            return None
-        return self.state_path
+        is_there = (self.state_path / SECRETS_FILE).exists() or self.cluster is not None
+        return self.state_path if is_there and not holder(self.state_path) else None
+
+    @property
+    def cluster(self) -> Settings | None:
+        """The settings, if they are those of a node of a cluster."""
+        settings = settings_of(self.config) if self._configures("CLUSTER") else None
+        return settings if settings is not None and settings.cluster.postgres else None
 
     def mint(
         self,
@@ -212,7 +217,12 @@ class CliContext:
 
         if settings.secret_file:
             return read_token_keys(Path(settings.secret_file).expanduser())[0]
-        return self._secrets().jwt_secret.encode()
+        if not (secret := self._secrets().jwt_secret):
+            raise InvalidMessage(
+                "the token keys of a cluster are in access.tokens.secret_file: name the settings"
+                " of the server with --config"
+            )
+        return secret.encode()
 
     def _configures(self, group: str) -> bool:
         """Whether anything may configure ``group``: loading all settings is slow."""

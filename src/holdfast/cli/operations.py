@@ -269,7 +269,7 @@ def create_key(
         body["scopes"] = scopes
     stopped = context.stopped_state if kind is KeyKindChoice.admin else None
     if stopped is not None and not context.names_a_server:
-        made = _made_offline(stopped, label, scopes, reason)
+        made = _made_offline(context, stopped, body)
     else:
         made = _made_by_server(context, body, stopped)
     output.secret(context, made, made["key"]["key_id"])
@@ -298,16 +298,20 @@ def _made_by_server(
         ) from None
 
 
-def _made_offline(state: Path, label: str, scopes: list[str] | None, reason: str) -> dict[str, Any]:
+def _made_offline(context: CliContext, state: Path, body: Mapping[str, Any]) -> dict[str, Any]:
     """Make the key in a stopped server's state; return the server's response."""
     from holdfast.api.admin import key_view
     from holdfast.api.schemas import IssuedKey
     from holdfast.node.recovery import create_admin_key
 
-    made, secret = create_admin_key(state, label, scopes or None, reason)
+    label, scopes, reason = body["label"], body.get("scopes"), body["reason"]
+    made, secret = create_admin_key(state, label, scopes, reason, context.cluster)
     typer.echo(
-        f"The server of {state} is stopped: the key was made there, and is good from the next"
-        " start on.",
+        "This node is stopped: the key was made in the database of its cluster, and is good at"
+        " the others in a few seconds."
+        if context.cluster
+        else f"The server of {state} is stopped: the key was made there, and is good from the"
+        " next start on.",
         err=True,
     )
     return dict(msgspec.to_builtins(IssuedKey(key_view(made), secret)))

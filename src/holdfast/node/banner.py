@@ -20,19 +20,16 @@ def banner_lines(settings: Settings, files_max: int = sys.maxsize) -> Iterator[s
     server = settings.server
     state = server.state_path
     yield f"Holdfast {__version__} listens on {server.url}"
-    full = settings.durability.sqlite.synchronous == "FULL"
-    kept = (
-        "an ack means that the message is on disk"
-        if full
-        else "A POWER CUT MAY LOSE WHAT WAS ACKNOWLEDGED"
-    )
-    yield f"  storage   SQLite in {state}; {kept}"
+    yield f"  storage   {_storage(settings)}"
     if state != server.state_dir_given:
         yield (
             f"            others can write to {server.state_dir_given}: everything is in {state},"
             " mode 0700"
         )
-    yield f"  secrets   {state / 'secrets.json'}, readable only by you"
+    if settings.cluster.postgres:
+        yield f"  secrets   {settings.access.tokens.secret_file}; API keys are in PostgreSQL"
+    else:
+        yield f"  secrets   {state / 'secrets.json'}, readable only by you"
     if server.trusted_proxies:
         yield (
             f"  network   {server.host}, behind {', '.join(server.trusted_proxies)}, where TLS ends"
@@ -66,6 +63,18 @@ def banner_lines(settings: Settings, files_max: int = sys.maxsize) -> Iterator[s
     yield f"            {program} chat open lobby --user alice{where}{at}"
     yield f"            {program} token --user alice{where}    (for a client of your own)"
     yield f"  the API   {server.url}/docs"
+
+
+def _storage(settings: Settings) -> str:
+    if settings.cluster.postgres:
+        return "PostgreSQL, shared with the other nodes of the cluster"
+    full = settings.durability.sqlite.synchronous == "FULL"
+    kept = (
+        "an ack means that the message is on disk"
+        if full
+        else "A POWER CUT MAY LOSE WHAT WAS ACKNOWLEDGED"
+    )
+    return f"SQLite in {settings.server.state_path}; {kept}"
 
 
 def origins_of(settings: Settings) -> frozenset[str]:

@@ -107,11 +107,16 @@ async def open_engines(settings: Settings, state: Path, clock: Clock) -> AsyncIt
         )
 
 
-def open_records(state: Path, clock: Clock) -> AbstractAsyncContextManager[Records]:
-    """The records of a stopped server, for a command that holds its state directory.
+def open_records(
+    state: Path, clock: Clock, cluster: Settings | None = None
+) -> AbstractAsyncContextManager[Records]:
+    """The records of a stopped server, for a command that holds its state directory;
+    of a whole cluster if its settings are given.
 
-    With default settings: nothing else loads the store.
+    Without them by default settings: nothing else loads the store.
     """
+    if cluster is not None:
+        return _postgres_chats(cluster)
     return _sqlite_chats(DurabilitySettings(), state, clock)
 
 
@@ -123,12 +128,18 @@ async def _open_chats(
     if not cluster.postgres:
         embedded = await stack.enter_async_context(_sqlite_chats(durability, state, clock))
         return embedded, SqliteEventLog(embedded)
+    shared = await stack.enter_async_context(_postgres_chats(settings))
     with extra("postgres"):
         from holdfast.eventlog.postgres import PostgresEventLog
-        from holdfast.store.postgres import PostgresStore, PostgresStoreSettings
-    chosen = PostgresStoreSettings(cluster.postgres, lossless=cluster.failover == "lossless")
-    shared = await stack.enter_async_context(PostgresStore(chosen, durability.chats))
     return shared, PostgresEventLog(shared)
+
+
+def _postgres_chats(settings: Settings) -> PostgresStore:
+    with extra("postgres"):
+        from holdfast.store.postgres import PostgresStore, PostgresStoreSettings
+    cluster = settings.cluster
+    chosen = PostgresStoreSettings(cluster.postgres, lossless=cluster.failover == "lossless")
+    return PostgresStore(chosen, settings.durability.chats)
 
 
 def _sqlite_chats(settings: DurabilitySettings, state: Path, clock: Clock) -> SqliteStore:

@@ -10,12 +10,13 @@ from __future__ import annotations
 import asyncio
 import getpass
 from collections.abc import Sequence
+from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import cast
 
 import msgspec
 
-from holdfast.access.contract import ApiKey
+from holdfast.access.contract import ApiKey, CredentialStore
 from holdfast.access.keys import KeyRing
 from holdfast.access.principal import KeyScope
 from holdfast.access.revocations.sqlite import ACCESS
@@ -25,51 +26,71 @@ from holdfast.errors import InvalidMessage
 from holdfast.message import User
 from holdfast.node.engines import open_records
 from holdfast.node.revocations_file import create_revocations, is_lost
+from holdfast.node.shared_state import open_shared_state
 from holdfast.node.state_dir import held
+from holdfast.settings import Settings
 from holdfast.store.commands import CommandContext
+from holdfast.store.contract import Records
 
 
 def create_admin_key(
-    state: Path, label: str, scopes: Sequence[str] | None = None, reason: str = ""
+    state: Path,
+    label: str,
+    scopes: Sequence[str] | None = None,
+    reason: str = "",
+    cluster: Settings | None = None,
 ) -> tuple[ApiKey, str]:
     """Make an admin key when none works any more; return it with its secret.
 
     All tokens and other keys stay valid. A key with every scope becomes the state
-    directory's own if that one was revoked. StateDirectory if a server runs on the
-    directory or never did; InvalidMessage for a bad label or scope.
+    directory's own if that one was revoked. ``cluster``: the settings of a node whose
+    keys are in the database of its cluster; the other nodes may run. StateDirectory if
+    a server runs on the directory or never did; InvalidMessage for a bad label or
+    scope.
     """
-    read_secrets(state)
+    if cluster is None:
+        read_secrets(state)
     with held(state) as directory:
         return asyncio.run(
-            _create(directory, label, cast(Sequence[KeyScope] | None, scopes), reason)
+            _create(directory, cluster, label, cast(Sequence[KeyScope] | None, scopes), reason)
         )
 
 
 async def _create(
-    state: Path, label: str, scopes: Sequence[KeyScope] | None, reason: str
+    state: Path,
+    cluster: Settings | None,
+    label: str,
+    scopes: Sequence[KeyScope] | None,
+    reason: str,
 ) -> tuple[ApiKey, str]:
-    ring = await KeyRing.load(FileCredentials(state))
-    key, secret = await ring.issue(
-        "admin",
-        label,
-        timestamp(SystemClock().now()),
-        scopes=scopes,
-        bounded=False,
-        record=lambda key: _record_key(state, key, reason),
-    )
-    if scopes is None:
-        keep_admin_key(state, ring.list(), secret)
-    return key, secret
+    clock = SystemClock()
+    async with AsyncExitStack() as stack:
+        records = await stack.enter_async_context(open_records(state, clock, cluster))
+        credentials: CredentialStore = FileCredentials(state)
+        if cluster is not None:
+            shared = await stack.enter_async_context(
+                open_shared_state(cluster, state, clock, records)
+            )
+            credentials = shared.credentials
+        ring = await KeyRing.load(credentials)
+        key, secret = await ring.issue(
+            "admin",
+            label,
+            timestamp(clock.now()),
+            scopes=scopes,
+            bounded=False,
+            record=lambda key: _record_key(records, key, reason),
+        )
+        if scopes is None:
+            keep_admin_key(state, ring.list(), secret)
+        return key, secret
 
 
-async def _record_key(state: Path, key: ApiKey, reason: str) -> None:
+async def _record_key(records: Records, key: ApiKey, reason: str) -> None:
     details = msgspec.json.encode(
         {"kind": key.kind, "scopes": key.scopes, "server": "stopped"}
     ).decode()
-    async with open_records(state, SystemClock()) as records:
-        await records.record(
-            _operator_act(key.created_at, reason), "key_issued", key.key_id, details
-        )
+    await records.record(_operator_act(key.created_at, reason), "key_issued", key.key_id, details)
 
 
 def reset_revocations(state: Path, reason: str) -> None:

@@ -1,11 +1,11 @@
 """Opens the small state beside the chats: who may come in, webhook endpoints, dead
-letters. In files of the state directory.
+letters. In files of the state directory, or in the database of a cluster.
 """
 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import NamedTuple
 
@@ -14,6 +14,7 @@ from holdfast.access.revocations.contract import Revocations
 from holdfast.access.secrets import FileCredentials, SharedCredentials, open_secrets
 from holdfast.access.settings import AccessSettings
 from holdfast.clock import Clock, timestamp
+from holdfast.errors import extra
 from holdfast.fanout.dead_letters import DeadLetters, RecentDeadLetters
 from holdfast.node.revocations_file import open_revocations
 from holdfast.settings import Settings
@@ -33,11 +34,21 @@ class SharedState(NamedTuple):
     dead_letters: DeadLetters
 
 
+def open_shared_state(
+    settings: Settings, state: Path, clock: Clock, records: Records
+) -> AbstractAsyncContextManager[SharedState]:
+    """BadSetting, StateDirectory or StateCorrupted if a part of it cannot be used;
+    Unavailable if the database of the cluster does not answer.
+    """
+    if settings.cluster.postgres:
+        return _in_database(settings, state, clock)
+    return _in_files(settings, state, clock, records)
+
+
 @asynccontextmanager
-async def open_shared_state(
+async def _in_files(
     settings: Settings, state: Path, clock: Clock, records: Records
 ) -> AsyncIterator[SharedState]:
-    """BadSetting, StateDirectory or StateCorrupted if a part of it cannot be used."""
     async with AsyncExitStack() as stack:
         credentials = _open_credentials(settings.access, state, clock)
         revocations = await open_revocations(state, clock, records)
@@ -48,9 +59,32 @@ async def open_shared_state(
         yield SharedState(credentials, revocations, endpoints, endpoints.server, dead_letters)
 
 
+@asynccontextmanager
+async def _in_database(settings: Settings, state: Path, clock: Clock) -> AsyncIterator[SharedState]:
+    with extra("postgres"):
+        from holdfast.access.postgres import PostgresCredentials
+        from holdfast.access.revocations.postgres import PostgresRevocations
+        from holdfast.drivers.postgres_database import PostgresSettings
+        from holdfast.drivers.postgres_schema import cluster_database
+        from holdfast.fanout.dead_letters.postgres import PostgresDeadLetters
+        from holdfast.webhooks.postgres import PostgresEndpoints
+    database = cluster_database(PostgresSettings(settings.cluster.postgres))
+    async with AsyncExitStack() as stack:
+        stack.push_async_callback(database.close)
+        file, at = _secret_file(settings.access), timestamp(clock.now())
+        credentials = await PostgresCredentials.open(database, file, state, at)
+        revocations = await PostgresRevocations.open(database, clock)
+        endpoints = await stack.enter_async_context(PostgresEndpoints.opened(database))
+        dead_letters = await PostgresDeadLetters.open(database, settings.fanout.dlq)
+        yield SharedState(credentials, revocations, endpoints, endpoints.server, dead_letters)
+
+
 def _open_credentials(settings: AccessSettings, state: Path, clock: Clock) -> CredentialStore:
     if settings.credentials_dir:
         return SharedCredentials(Path(settings.credentials_dir).expanduser())
     open_secrets(state, timestamp(clock.now()))
-    secret_file = settings.tokens.secret_file
-    return FileCredentials(state, Path(secret_file).expanduser() if secret_file else None)
+    return FileCredentials(state, _secret_file(settings) if settings.tokens.secret_file else None)
+
+
+def _secret_file(settings: AccessSettings) -> Path:
+    return Path(settings.tokens.secret_file).expanduser()

@@ -1,9 +1,9 @@
 """API keys in PostgreSQL, for all nodes of a cluster.
 
-The node that starts first makes the admin key, or brings along the keys that its state
-directory has; its ``secrets.json`` has the admin key. Every start compares the token
-keys of its file with the fingerprints of those that the last start had: a node that
-shares none would refuse every token of the others.
+The node that starts first makes the admin key and has it in its ``secrets.json``, from
+which commands on that machine take it. Every start compares the token keys of its file
+with the fingerprints of those that the last start had: a node that shares none would
+refuse every token of the others.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import msgspec
 
 from holdfast.access.contract import ApiKey, Credentials, decode_keys, encode_keys
 from holdfast.access.secret_file import read_token_keys
-from holdfast.access.secrets import first_keys, with_own_key_completed
+from holdfast.access.secrets import make_cluster_key, with_own_key_completed
 from holdfast.drivers.postgres_database import Database
 from holdfast.drivers.postgres_schema import SCHEMA, migrate
 from holdfast.drivers.statements import statements
@@ -51,7 +51,7 @@ class PostgresCredentials:
         """The credentials of a node that starts at ``at``.
 
         BadSetting if its token keys are another cluster's. If the cluster has no keys
-        yet, it gets those of ``state_dir``, which are made if there are none.
+        yet, it gets an admin key, whose secret is in ``state_dir`` before it is stored.
         """
         token_keys = await asyncio.to_thread(read_token_keys, secret_file)
         await migrate(database, "credentials", PACKAGE)
@@ -59,7 +59,8 @@ class PostgresCredentials:
             version, text = await db.fetchrow(SQL["lock"])
             await _compare_fingerprints(db, token_keys, secret_file)
             if not version:
-                await _save(db, version, await asyncio.to_thread(first_keys, state_dir, at))
+                first = await asyncio.to_thread(make_cluster_key, state_dir, at)
+                await _save(db, version, [first])
             else:
                 keys = _decode(text)
                 completed = await asyncio.to_thread(with_own_key_completed, state_dir, keys)
