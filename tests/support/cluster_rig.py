@@ -202,8 +202,15 @@ class Conversation:
     def __init__(self, rig: ClusterRig, chat_id: str, people: Sequence[ClusterPerson]) -> None:
         self.rig, self.chat_id, self.people = rig, chat_id, people
         self.acked_at: dict[str, list[float]] = {person.user.user_id: [] for person in people}
+        self._acked = asyncio.Event()
         self._goes_on = asyncio.Event()
         self._goes_on.set()
+
+    async def acked_since(self, moment: float) -> None:
+        """Until everybody had a send acked after this moment."""
+        while any(not at or at[-1] < moment for at in self.acked_at.values()):
+            self._acked.clear()
+            await self._acked.wait()
 
     async def talk(self, person: ClusterPerson, rng: random.Random) -> None:
         acked_at, number = self.acked_at[person.user.user_id], 0
@@ -211,6 +218,7 @@ class Conversation:
             number += 1
             await person.say(self.chat_id, f"{person.user.user_id} says {number}")
             acked_at.append(time.monotonic())
+            self._acked.set()
             await asyncio.sleep(rng.uniform(0.0, 0.02))
 
     def longest_pause(self, user: str, since: float) -> float:
@@ -220,18 +228,18 @@ class Conversation:
         return max((b - a for a, b in pairwise(at[first:])), default=0.0)
 
     @contextmanager
-    def fault(self, name: str, plane: FaultPlane, *users: str) -> Iterator[None]:
-        """Whatever fails for these people meanwhile, or for all, has this reason."""
+    def fault(self, name: str, *planes: FaultPlane, user: str = "") -> Iterator[None]:
+        """What fails meanwhile in these planes, for this user or all, has this reason."""
         began = time.monotonic()
         try:
             yield
         finally:
-            clients = [p.client.device_id for p in self.people if p.user.user_id in users]
-            self.rig.record.note(
-                FaultWindow(
-                    at=began, until=time.monotonic(), plane=plane, name=name, clients=clients
+            until = time.monotonic()
+            who = [p.client.device_id for p in self.people if p.user.user_id == user]
+            for plane in planes:
+                self.rig.record.note(
+                    FaultWindow(at=began, until=until, plane=plane, name=name, clients=who)
                 )
-            )
 
     async def end(self, talking: Sequence[asyncio.Task[None]]) -> None:
         """Everybody has everything that was acked; note it for the checkers."""
