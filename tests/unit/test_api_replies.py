@@ -16,10 +16,14 @@ from structlog.testing import capture_logs
 from holdfast.access.principal import USER_SCOPES
 from holdfast.access.tickets import TICKET_SECONDS
 from holdfast.api.routes import ENDPOINTS
+from holdfast.errors import Unavailable
 from holdfast.streaming.pool.contract import PoolSettings
 from holdfast.streaming.providers.contract import ProviderFailed
-from holdfast.streaming.reply import Owner, Payer, ReplyError
+from holdfast.streaming.reply import EntryId, Owner, Payer, ReplyError
+from holdfast.streaming.reply_log.contract import LogPage
+from holdfast.streaming.reply_log.memory import MemoryReplyLog
 from holdfast.streaming.settings import QueueFailoverSettings, StreamingSettings
+from proof.virtual_loop import LoopClock
 
 CHAT, RESPONSES, NATIVE = "/v1/chat/completions", "/v1/responses", "/v1/replies"
 MESSAGES = [{"role": "user", "content": "hi"}]
@@ -760,6 +764,30 @@ async def test_reader_with_a_ticket_whose_log_is_gone_gets_gap_and_not_404() -> 
             assert (name, event_id, data["code"]) == ("failed", "", "gap")
         by_token = await rest.ask("GET", f"{NATIVE}/{reply_id}/events", rest.token("alice"))
         assert by_token.status_code == 404
+
+
+class FailingLog(MemoryReplyLog):
+    """It cannot be read before ``until``."""
+
+    until = 0.0
+
+    async def read(self, reply_id: str, after: EntryId | None, entries_max: int) -> LogPage | None:
+        if asyncio.get_running_loop().time() < self.until:
+            raise Unavailable("Redis does not answer")
+        return await super().read(reply_id, after, entries_max)
+
+
+async def test_reader_with_a_ticket_waits_for_a_log_that_fails_for_a_while() -> None:
+    rig = ReplyRig(log=FailingLog(LoopClock()))
+    async with serving(replies=rig) as rest:
+        reply_id, url = await begun(rest)
+        shown = events((await rest.client.get(url)).content)
+        for seconds, status in ((15.0, 200), (60.0, 503)):
+            FailingLog.until = asyncio.get_running_loop().time() + seconds
+            by_token = await rest.ask("GET", f"{NATIVE}/{reply_id}/events", rest.token("alice"))
+            answer = await rest.client.get(url)
+            assert (by_token.status_code, answer.status_code) == (503, status)
+            assert status == 503 or events(answer.content) == shown
 
 
 async def test_reply_that_outgrew_its_log_is_whole_at_once_and_a_gap_later() -> None:

@@ -17,8 +17,13 @@ from holdfast.api.reply_schemas import NewReply
 from holdfast.errors import InvalidMessage, NotFound
 from holdfast.streaming import sse
 from holdfast.streaming.dialects import native
+from holdfast.streaming.parts import FIND_SECONDS
 from holdfast.streaming.reader import GAP
 from holdfast.streaming.reply import EntryId, parse_entry_id
+
+TICKET_PATIENCE_SECONDS = 20.0
+"""How long a failing log is asked again for a ticket: EventSource gives up for good at
+the first 503, and a failover of Redis takes several seconds."""
 
 
 async def create_reply(deps: ApiDeps, call: Call) -> Answer:
@@ -30,12 +35,15 @@ async def create_reply(deps: ApiDeps, call: Call) -> Answer:
 
 async def read_reply_events(deps: ApiDeps, call: Call) -> Answer:
     """The events after Last-Event-ID; 204 if that is the end: EventSource stops."""
+    has_ticket = call.query.ticket is not None
+    patience_seconds = TICKET_PATIENCE_SECONDS if has_ticket else FIND_SECONDS
+    owner, reply_id = owner_of(call.principal), call.path["reply_id"]
     try:
-        reply = await deps.streaming.find(owner_of(call.principal), call.path["reply_id"])
+        reply = await deps.streaming.find(owner, reply_id, patience_seconds)
     except NotFound:
-        if call.query.ticket is None:
+        if not has_ticket:
             raise
-        return _gone(call.path["reply_id"])
+        return _gone(reply_id)
     after = _last_event_id(call)
     if after is not None and after == reply.ended_at:
         return Answer(b"", status=204, headers=reply_headers(reply))

@@ -305,21 +305,26 @@ class StreamingParts:
 
     # --- find and cancel
 
-    async def find(self, owner: Owner, reply_id: str) -> AttachedReply:
-        """NotFound if there is none that ``owner`` may read."""
+    async def find(
+        self, owner: Owner, reply_id: str, patience_seconds: float = FIND_SECONDS
+    ) -> AttachedReply:
+        """NotFound if there is none that ``owner`` may read; Unavailable if the log has
+        failed for so long.
+        """
         held = self._held.get(reply_id)
         if held is not None:
             if held.live.begin.owner != owner:
                 raise NotFound("there is no such reply")
             return attach_live(held.live)
-        found = await self._find_in_log(reply_id)
+        found = await self._find_in_log(reply_id, patience_seconds)
         if found is None or found.begin.owner != owner:
             raise NotFound("there is no such reply")
         return found
 
-    async def _find_in_log(self, reply_id: str) -> AttachedReply | None:
-        """Tries for a second: EventSource gives up at the first 503."""
-        until = self._clock.monotonic() + FIND_SECONDS
+    async def _find_in_log(
+        self, reply_id: str, patience_seconds: float = FIND_SECONDS
+    ) -> AttachedReply | None:
+        until = self._clock.monotonic() + patience_seconds
         while True:
             try:
                 return await attach_log(reply_id, self._log, self._leases, self._clock)
