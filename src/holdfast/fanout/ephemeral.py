@@ -38,6 +38,8 @@ from holdfast.resilience import Buckets
 from holdfast.wire.codec import encode_frame
 from holdfast.wire.frames import Presence, Receipt, Typing
 
+LATE_SECONDS = 10
+"""Within this time notifications of other nodes may overtake each other."""
 GATHER_SECONDS = 0.02
 """Users who connect or disconnect within this time are looked up in one read, and their
 presence goes out in one write to each session that shares a chat with them.
@@ -192,7 +194,11 @@ class Ephemeral:
             self._put(_Note(user, Presence(user.user_id, status, _seen(at)), at=at))
 
     def _is_newer(self, user: User, at: int) -> bool:
-        if at < self._last_seen.get(user, 0):
+        """Whether this presence did not come too late. A much older one is of a clock
+        that was set back.
+        """
+        last = self._last_seen.get(user, 0)
+        if last - LATE_SECONDS * 1_000_000 < at < last:
             return False
         self._last_seen[user] = at
         self._last_seen.move_to_end(user)

@@ -7,8 +7,9 @@ connections a newer one displaced.
 
 Every ``renew_seconds`` the gateway renews its node record. If the registry's count of
 changes is not this gateway's own, or after a call that failed, it compares everything
-the registry has with its own connections and corrects the difference. So a change that
-failed is not kept: the comparison finds it.
+the registry has with its own connections and corrects the difference. So a connection
+that could not be registered is not kept: the comparison finds it. What a lost answer
+had said of a user is asked for again, or is plain from the comparison.
 """
 
 from __future__ import annotations
@@ -39,6 +40,8 @@ CALL_SECONDS = 1.0
 """How long a call of the registry may take. No setting: a comparison repairs it."""
 RETRY_SECONDS = 1.0
 """How long to wait after a call that failed."""
+UNSURE_MAX = 10_000
+"""Connections closed while the registry fails whose users are asked for afterwards."""
 
 
 class PresenceReporter:
@@ -69,7 +72,10 @@ class PresenceReporter:
         self._changed: dict[str, DeviceConnection] = {}
         self._changes = 0
         """As the registry should have counted them."""
+        self._unsure: dict[str, DeviceConnection] = {}
+        """Opened or closed by a call that failed, or closed while all calls fail."""
         self._failing = True
+        self._is_logged = False
         self._renew_at = clock.monotonic()
         self._woken = asyncio.Event()
         self.close_displaced: Callable[[Iterable[str]], None] = lambda connection_ids: None
@@ -90,6 +96,8 @@ class PresenceReporter:
         if not self._failing:  # else a comparison will find it
             self._changed[connection.connection_id] = connection
             self._woken.set()
+        elif connection.connection_id not in self._here and len(self._unsure) < UNSURE_MAX:
+            self._unsure[connection.connection_id] = connection
 
     def typing(self, user: User, chat_id: str, active: bool) -> None:
         self._ephemeral.typing(user, chat_id, active)
@@ -108,8 +116,8 @@ class PresenceReporter:
                 try:
                     await self._step()
                 except (HoldfastError, TimeoutError) as error:
-                    telemetry.registry_failed(error)
-                    self._failing = True
+                    telemetry.registry_failed(error, is_first=not self._is_logged)
+                    self._failing = self._is_logged = True
                     self._renew_at = self._clock.monotonic() + RETRY_SECONDS
                 rest = self._renew_at - self._clock.monotonic()
                 if self._failing:
@@ -133,7 +141,8 @@ class PresenceReporter:
 
     async def _renew(self) -> None:
         renewal = await _in_time(self._registry.renew(self._gateway, self._record()))
-        telemetry.dependency_up("registry", True)
+        telemetry.registry_answered(is_first=self._is_logged)
+        self._is_logged = False
         telemetry.healthy_gateways(renewal.gateways)
         self.close_displaced(renewal.displaced)
         if self._failing or renewal.changes != self._changes:
@@ -145,24 +154,30 @@ class PresenceReporter:
             connection.connection_id: connection
             for connection in await _in_time(self._registry.connections_of(self._gateway))
         }
-        here, self._changed, self._failing = dict(self._here), {}, False
+        here, unsure = dict(self._here), self._unsure
+        maybe_there = unsure | self._changed | recorded
+        self._changed, self._unsure, self._failing = {}, {}, False
         await self._apply(
             [connection for each, connection in here.items() if each not in recorded],
-            [connection for each, connection in recorded.items() if each not in here],
+            [connection for each, connection in maybe_there.items() if each not in here],
         )
         self._keep({each: connection.since for each, connection in recorded.items()})
         renewal = await _in_time(self._registry.renew(self._gateway, self._record()))
         self._changes = renewal.changes
+        for each, connection in unsure.items():
+            if each in recorded and each in self._here:
+                self._ephemeral.presence(connection.user, "online", renewal.at)
 
     async def _apply(
         self, opened: Sequence[DeviceConnection], closed: Sequence[DeviceConnection]
     ) -> None:
         """Closed ones first, so that they do not count against the bound per user.
 
-        A user who reconnected in the same batch did not change.
+        Of a user who reconnected in the same batch only the last state is shown.
         """
         online: dict[User, int] = {}
         offline: dict[User, int] = {}
+        self._unsure = {connection.connection_id: connection for connection in (*opened, *closed)}
         try:
             for part in _parts(closed):
                 offline |= await _in_time(self._registry.unregister(self._gateway, part))
@@ -175,13 +190,13 @@ class PresenceReporter:
                 online |= made.online
                 self._keep(made.since)
                 self._on_displaced(made.displaced)
+            self._unsure = {}
         finally:
             for user, at in offline.items():
                 if user not in online:
                     self._ephemeral.presence(user, "offline", at)
             for user, at in online.items():
-                if user not in offline:
-                    self._ephemeral.presence(user, "online", at)
+                self._ephemeral.presence(user, "online", at)
 
     def _keep(self, since: Mapping[str, int]) -> None:
         """Registered again, a connection keeps its time."""

@@ -419,11 +419,20 @@ def fanout_ended(error: BaseException) -> None:
     log.critical("fanout.reader_ended", error=repr(error))
 
 
-def registry_failed(error: Exception) -> None:
+def registry_failed(error: Exception, *, is_first: bool = False) -> None:
+    """Only the first failure of a row is logged."""
     mark("the registry failed")
     _registry_errors.inc()
     dependency_up("registry", False)
-    log.warning("fanout.registry_failed", error=str(error))
+    if is_first:
+        log.warning("fanout.registry_failed", error=str(error) or type(error).__name__)
+
+
+def registry_answered(*, is_first: bool) -> None:
+    """``is_first``: after a failure that was logged."""
+    dependency_up("registry", True)
+    if is_first:
+        log.info("fanout.registry_restored")
 
 
 def healthy_gateways(count: int) -> None:

@@ -82,6 +82,8 @@ class Renewal(Struct, frozen=True):
     """Its connections that were displaced and that it has not unregistered."""
     gateways: int
     """Gateways that live, this one included."""
+    at: int
+    """The registry's time, above all that this node was given."""
 
 
 class Registry(Protocol):
@@ -102,10 +104,11 @@ class Registry(Protocol):
     async def unregister(
         self, gateway: str, connections: Sequence[DeviceConnection]
     ) -> Mapping[User, int]:
-        """Remove these connections, at most ``CONNECTIONS_PER_CALL``. Which users have
-        no connection left, and since when by the registry's clock.
+        """Remove these connections, at most ``CONNECTIONS_PER_CALL``. Which of their
+        users have no connection now, and since when by the registry's clock.
 
-        A device that has another connection by now keeps it.
+        A device that has another connection by now keeps it. The answer is the same for
+        a connection that is not recorded any more, so a call may be repeated.
         """
         ...
 

@@ -110,12 +110,14 @@ class MemoryRegistry:
             known.displaced.pop(connection_id, None)
             devices = self._devices.get(user, {})
             entry = devices.get(device_id)
-            if entry is None or (entry.gateway, entry.connection_id) != (gateway, connection_id):
-                continue
-            del devices[device_id]
-            self._let_go(user, gateway)
+            if entry is not None and (entry.gateway, entry.connection_id) == (
+                gateway,
+                connection_id,
+            ):
+                del devices[device_id]
+                self._let_go(user, gateway)
             if not devices:
-                del self._devices[user]
+                self._devices.pop(user, None)
                 offline[user] = self._stamp()
         self._answers.clear()
         return offline
@@ -140,7 +142,7 @@ class MemoryRegistry:
         known = self._living(gateway)
         known.record = record
         living = sum(map(self._lives, self._gateways.values()))
-        return Renewal(known.changes, list(known.displaced), living)
+        return Renewal(known.changes, list(known.displaced), living, self._stamp())
 
     async def connections_of(self, gateway: str) -> Sequence[DeviceConnection]:
         known = self._gateways.get(gateway)

@@ -39,7 +39,7 @@ _Times = list[tuple[str, int]]
 _ANSWERS: Final[Mapping[str, Any]] = {
     "register": tuple[list[int], list[tuple[str, str]], _Times],
     "unregister": _Times,
-    "renew": tuple[int, list[str], int],
+    "renew": tuple[int, list[str], int, int],
     "connections": tuple[str, list[tuple[str, str, str, int]]],
     "dead": list[str],
     "drop": tuple[bool, _Times],
@@ -104,9 +104,10 @@ class RedisRegistry:
         return self._times(await self._call("unregister", (gateway, self._last, packed)))
 
     async def renew(self, gateway: str, record: NodeRecord) -> Renewal:
-        return Renewal(
-            *await self._call("renew", (gateway, _encode_record(record).decode(), self._live))
-        )
+        body = (gateway, _encode_record(record).decode(), self._live, self._last)
+        renewal = Renewal(*await self._call("renew", body))
+        self._last = renewal.at
+        return renewal
 
     async def connections_of(self, gateway: str) -> Sequence[DeviceConnection]:
         cursor, found = "0", dict[str, DeviceConnection]()

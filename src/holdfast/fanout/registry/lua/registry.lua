@@ -6,7 +6,7 @@
 -- ARGV[4]  msgpack, by ARGV[2]:
 --          register     [gateway, highest time this node was given, devices max, [[user, device, connection, since], ...]]
 --          unregister   [gateway, highest time this node was given, [[user, device, connection], ...]]
---          renew        [gateway, record, live]
+--          renew        [gateway, record, live, highest time this node was given]
 --          connections  [gateway, cursor, count]
 --          dead         [live]
 --          drop         [gateway, highest time this node was given, count, live; 0: although it lives]
@@ -15,7 +15,7 @@
 -- returns  msgpack:
 --          register     [[since, ...], [[gateway, connection], ...], [[user, at], ...]]
 --          unregister   [[user, at], ...]
---          renew        [changes, [connection, ...], gateways]
+--          renew        [changes, [connection, ...], gateways, at]
 --          connections  [cursor, [[user, device, connection, since], ...]]
 --          dead         [gateway, ...]
 --          drop         [whether more is left, [[user, at], ...]]
@@ -151,13 +151,14 @@ function verbs.unregister()
     local devices, count = devices_of(user)
     local entry = devices[device]
     if entry and entry[1] == gateway and entry[2] == id then
+      last, count = math.max(last, entry[3]), count - 1
       devices[device] = nil
       call('HDEL', prefix .. 'devices:' .. user, device)
       release(user, devices, gateway)
-      if count == 1 then
-        last = math.max(now, last + 1, entry[3] + 1)
-        offline[#offline + 1] = { user, last }
-      end
+    end
+    if count == 0 then
+      last = math.max(now, last + 1)
+      offline[#offline + 1] = { user, last }
     end
   end
   return offline
@@ -175,7 +176,8 @@ function verbs.renew()
       living = living + 1
     end
   end
-  return { tonumber(call('HGET', changes, gateway) or '0'), call('SMEMBERS', prefix .. 'displaced:' .. gateway), living }
+  local displaced = call('SMEMBERS', prefix .. 'displaced:' .. gateway)
+  return { tonumber(call('HGET', changes, gateway) or '0'), displaced, living, math.max(now, arguments[4] + 1) }
 end
 
 function verbs.connections()

@@ -11,8 +11,8 @@ SELECT holdfast_cluster.registry_register_1($1, $2, $3, $4, $5)
 SELECT holdfast_cluster.registry_unregister_1($1, $2, $3, $4)
 
 -- name: renew
--- $1 gateway, $2 record, $3 life in microseconds, $4 the time for tests
-SELECT holdfast_cluster.registry_renew_1($1, $2, $3, $4)
+-- $1 gateway, $2 record, $3 life in microseconds, $4 highest time given, $5 the time for tests
+SELECT holdfast_cluster.registry_renew_1($1, $2, $3, $4, $5)
 
 -- name: drop
 -- $1 gateway; null: those that are dead, $2 life in microseconds, $3 highest time given, $4 the time for tests

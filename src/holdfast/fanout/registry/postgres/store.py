@@ -26,7 +26,7 @@ SQL = statements(PACKAGE)
 _Times = list[tuple[str, str, int]]
 _encode = msgspec.json.Encoder().encode
 _registration = msgspec.json.Decoder(tuple[list[int], list[Displacement], _Times]).decode
-_renewal = msgspec.json.Decoder(tuple[int, list[str], int]).decode
+_renewal = msgspec.json.Decoder(tuple[int, list[str], int, int]).decode
 _times = msgspec.json.Decoder(_Times).decode
 _record = msgspec.json.Decoder(NodeRecord).decode
 
@@ -70,8 +70,10 @@ class PostgresRegistry:
         return self._given(_times(answer))
 
     async def renew(self, gateway: str, record: NodeRecord) -> Renewal:
-        answer = await self._change("renew", gateway, _text(record), self._live)
-        return Renewal(*_renewal(answer))
+        answer = await self._change("renew", gateway, _text(record), self._live, self._last)
+        renewal = Renewal(*_renewal(answer))
+        self._last = renewal.at
+        return renewal
 
     async def connections_of(self, gateway: str) -> Sequence[DeviceConnection]:
         async with self._database.connection("be read") as db:

@@ -127,9 +127,7 @@ BEGIN
         WHERE tenant = each->>0 AND user_id = each->>1 AND device_id = each->>2
             AND gateway = caller AND connection_id = each->>3
         RETURNING since INTO ended;
-        IF FOUND AND NOT EXISTS (
-            SELECT FROM holdfast_cluster.device WHERE tenant = each->>0 AND user_id = each->>1)
-        THEN
+        IF NOT EXISTS (SELECT FROM holdfast_cluster.device WHERE tenant = each->>0 AND user_id = each->>1) THEN
             last := greatest(now_us, last + 1, ended + 1);
             offline := offline || jsonb_build_array(jsonb_build_array(each->0, each->1, last));
         END IF;
@@ -137,8 +135,9 @@ BEGIN
     RETURN offline;
 END $$;
 
--- Returns [changes, [connection, ...], gateways that live].
-CREATE FUNCTION holdfast_cluster.registry_renew_1(caller text, new_record text, live bigint, test_us bigint) RETURNS jsonb
+-- Returns [changes, [connection, ...], gateways that live, at].
+CREATE FUNCTION holdfast_cluster.registry_renew_1(
+    caller text, new_record text, live bigint, last bigint, test_us bigint) RETURNS jsonb
 LANGUAGE plpgsql AS $$
 DECLARE
     now_us bigint := holdfast_cluster.registry_begin_1(test_us);
@@ -150,7 +149,8 @@ BEGIN
     RETURNING changes INTO counted;
     RETURN jsonb_build_array(counted,
         coalesce((SELECT jsonb_agg(connection_id) FROM holdfast_cluster.displaced WHERE gateway = caller), '[]'),
-        (SELECT count(*) FROM holdfast_cluster.gateway WHERE now_us - renewed_at < live));
+        (SELECT count(*) FROM holdfast_cluster.gateway WHERE now_us - renewed_at < live),
+        greatest(now_us, last + 1));
 END $$;
 
 -- Removes this gateway, or the dead ones if it is null. Returns [[tenant, user, at], ...].
