@@ -45,7 +45,14 @@ from holdfast.errors import (
 from holdfast.eventlog.contract import START, LogLost, Position
 from holdfast.eventlog.postgres import PostgresEventLog
 from holdfast.message import AllEpochsRaised, Watermark
-from holdfast.store.commands import AddMember, CommandResult, RemoveMember, RenameChat, Retain
+from holdfast.store.commands import (
+    AddMember,
+    CommandResult,
+    RaiseEpoch,
+    RemoveMember,
+    RenameChat,
+    Retain,
+)
 from holdfast.store.plan import ChatSettings
 from holdfast.store.postgres import PostgresStore, PostgresStoreSettings
 from holdfast.store.postgres.append import arguments, sorted_group
@@ -527,6 +534,28 @@ async def test_position_before_the_first_kept_event_is_lost(rig: PostgresRig) ->
             await log.read(START, 10)
         (entry,) = (await log.read(START.moved(shard, end.offset(shard) - 1), 10))[0]
         assert entry.offset == end.offset(shard)
+
+
+async def test_old_events_are_forgotten_behind_all_readers_but_the_last_entry(
+    rig: PostgresRig,
+) -> None:
+    async with rig.open() as store:
+        await create(store)
+        log = PostgresEventLog(store)
+        created = await log.end()
+        acked(await send(store, "k"))
+        shard, soon = store.lane("chat_a"), timestamp(time.time() + 60)
+        nowhere = [0] * len(created.offsets)
+        assert await store.forget_log_events("2026-01-01T00:00:00Z", created.offsets, 10) == 0
+        assert await store.forget_log_events(soon, nowhere, 10) == 0, "a reader has it to read"
+        assert await store.forget_log_events(soon, created.offsets, 10) == 1
+        with pytest.raises(LogLost):
+            await log.read(START, 10)
+        assert len((await log.read(created, 10))[0]) == 1
+        await store.change(RaiseEpoch(operator(), "chat_a", 1))
+        end = await log.end()
+        assert await store.forget_log_events(soon, end.offsets, 10) == 0
+        assert end.offset(shard) == (await log.end()).offset(shard)
 
 
 async def test_end_stays_when_the_newest_messages_are_deleted(rig: PostgresRig) -> None:

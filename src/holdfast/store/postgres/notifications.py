@@ -78,6 +78,8 @@ class CommitNotifications:
 
     async def _publish(self, connection: ServerConnection) -> None:
         self._publishing_process = connection.raw.get_server_pid()
+        # Nothing is stored here: a crash loses notifications only.
+        await connection.raw.execute("SET synchronous_commit = off")
         while not self._is_closing:
             await self._has_news.wait()
             self._has_news.clear()

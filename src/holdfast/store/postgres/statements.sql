@@ -1,4 +1,7 @@
 -- Every statement that the PostgreSQL store sends; what writes is in functions/ and commits by itself.
+--
+-- OFFSET 0 in a LATERAL: look up each row by its whole key. Plans are made once, perhaps while a table is small, when
+-- comparing with all rows of a chat would seem as cheap.
 
 -- name: schema_version
 SELECT CASE WHEN to_regclass('holdfast_chats.schema_version') IS NULL THEN 0 ELSE 1 END
@@ -49,6 +52,9 @@ CALL holdfast_chats.forget_answers_of_1($1, $2)
 
 -- name: forget_send_keys
 CALL holdfast_chats.forget_send_keys_1($1, $2, NULL)
+
+-- name: forget_log_events
+CALL holdfast_chats.forget_log_events_1($1, $2, $3, NULL)
 
 -- name: forget_devices
 CALL holdfast_chats.forget_devices_1($1, $2)
@@ -109,7 +115,8 @@ SELECT v.value::text AS chat,
               FROM (SELECT m.sequence, octet_length(m.content) + 128 AS bytes FROM holdfast_chats.message AS m
                      WHERE m.chat = v.chat AND m.sequence > $3 ORDER BY m.sequence LIMIT $4) AS n
             WINDOW upward AS (ORDER BY n.sequence ROWS UNBOUNDED PRECEDING)) AS w
-      JOIN holdfast_chats.message_value AS f ON f.chat = v.chat AND f.sequence = w.sequence
+     CROSS JOIN LATERAL (SELECT o.value FROM holdfast_chats.message_value AS o
+                          WHERE o.chat = v.chat AND o.sequence = w.sequence OFFSET 0) AS f
      WHERE w.n = 1 OR w.bytes <= $5) AS p
  WHERE v.chat_id = $1
 
@@ -127,7 +134,8 @@ SELECT v.value::text AS chat,
               FROM (SELECT m.sequence, octet_length(m.content) + 128 AS bytes FROM holdfast_chats.message AS m
                      WHERE m.chat = v.chat AND m.sequence < $3 ORDER BY m.sequence DESC LIMIT $4) AS n
             WINDOW downward AS (ORDER BY n.sequence DESC ROWS UNBOUNDED PRECEDING)) AS w
-      JOIN holdfast_chats.message_value AS f ON f.chat = v.chat AND f.sequence = w.sequence
+     CROSS JOIN LATERAL (SELECT o.value FROM holdfast_chats.message_value AS o
+                          WHERE o.chat = v.chat AND o.sequence = w.sequence OFFSET 0) AS f
      WHERE w.n = 1 OR w.bytes <= $5) AS p
  WHERE v.chat_id = $1
 
@@ -269,7 +277,8 @@ SELECT o.shard, o.position, o.first_position, b.epoch_base AS base, c.tenant, c.
        m.sender_id, m.client_message_id, m.content, m.content_type, holdfast_chats.text_of_time(m.created_at) AS created_at,
        NULL::text AS event, NULL::text[] AS users, NULL::bigint[] AS numbers
   FROM chosen AS o
-  JOIN holdfast_chats.message AS m ON m.shard = o.shard AND m.position = o.position
+ CROSS JOIN LATERAL (SELECT * FROM holdfast_chats.message AS m
+                      WHERE m.shard = o.shard AND m.position = o.position OFFSET 0) AS m
   JOIN holdfast_chats.chat AS c ON c.chat = m.chat
  CROSS JOIN holdfast_chats.cluster AS b
  WHERE o.is_message
@@ -278,7 +287,8 @@ SELECT o.shard, o.position, o.first_position, b.epoch_base, coalesce(c.tenant, '
        CASE WHEN e.chat IS NULL THEN e.epoch ELSE e.epoch + b.epoch_base END, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL,
        e.kind, e.users, e.numbers
   FROM chosen AS o
-  JOIN holdfast_chats.log_event AS e ON e.shard = o.shard AND e.position = o.position
+ CROSS JOIN LATERAL (SELECT * FROM holdfast_chats.log_event AS e
+                      WHERE e.shard = o.shard AND e.position = o.position OFFSET 0) AS e
   LEFT JOIN holdfast_chats.chat AS c ON c.chat = e.chat
  CROSS JOIN holdfast_chats.cluster AS b
  WHERE NOT o.is_message

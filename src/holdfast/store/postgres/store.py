@@ -145,6 +145,14 @@ class PostgresStore:
         moment = datetime.fromisoformat(before)
         return int((await self._call("forget_send_keys", moment, limit))["forgotten"])
 
+    async def forget_log_events(self, before: str, behind: Sequence[int], limit: int) -> int:
+        """Forget events of the log that are older than a moment and that all readers
+        have read: ``behind`` has their least positions, by shard. Returns how many;
+        repeat until 0. A position before them is lost then.
+        """
+        values = (datetime.fromisoformat(before), behind, limit)
+        return int((await self._call("forget_log_events", *values))["forgotten"])
+
     async def forget_devices(self, user: User) -> None:
         await self._call("forget_devices", *user)
 

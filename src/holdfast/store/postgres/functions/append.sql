@@ -2,7 +2,7 @@
 --
 -- codes: 0 stored now, 1 stored before, 2 the key was used for another content, 3 unknown chat, 4 the sender is not a
 -- member, 5 muted in the tenant, 6 muted in the chat, 7 halted, 8 the counter is missing and 9 it is behind the
--- messages: these two halt the chat. sequences, created_ats: of code 0. known: JSON of code 1, [[place, message], ...].
+-- messages: these two halt the chat. created_ats: of code 0. known: JSON of code 1, [[place, message], ...].
 --
 -- First the chats are locked, then the shards, each in order, to the commit. The rest is read by a later statement: one
 -- that waited for a lock reads other tables as they were before it waited, and a member removed meanwhile could post.
@@ -76,14 +76,19 @@ BEGIN
                   FROM numbered WHERE code IN (0, 8, 9) GROUP BY chat) AS f
          WHERE c.chat = f.chat
     )
-    SELECT array_agg(o.code), array_agg(o.sequence), array_agg(o.created),
-           (SELECT json_agg(json_build_array(f.n, v.value)) FROM numbered AS f
-              JOIN holdfast_chats.message_value AS v ON v.chat = f.chat AND v.sequence = f.known_sequence
-             WHERE f.code = 1)
-      INTO codes, sequences, created_ats, known
-      FROM (SELECT f.code, f.sequence,
+    SELECT array_agg(o.code), array_agg(coalesce(o.sequence, o.known_sequence)), array_agg(o.created)
+      INTO codes, sequences, created_ats
+      FROM (SELECT f.code, f.sequence, f.known_sequence,
                    CASE f.code WHEN 0 THEN holdfast_chats.text_of_time(f.created_at) END AS created
               FROM numbered AS f ORDER BY f.n) AS o;
+    IF 1 = ANY (codes) THEN
+        SELECT json_agg(json_build_array(k.n, v.value)) INTO known
+          FROM unnest(chat_ids, codes, sequences) WITH ORDINALITY AS k(chat_id, code, sequence, n)
+          JOIN holdfast_chats.chat AS c ON c.chat_id = k.chat_id
+         CROSS JOIN LATERAL (SELECT o.value FROM holdfast_chats.message_value AS o
+                              WHERE o.chat = c.chat AND o.sequence = k.sequence OFFSET 0) AS v
+         WHERE k.code = 1;
+    END IF;
 END $$;
 
 -- append_and_commit_1: append_1 in a commit of its own; needs_standby: refused while no standby confirms commits.

@@ -83,6 +83,36 @@ BEGIN
     COMMIT;
 END $$;
 
+-- forget_log_events_1: at most most events that are old and behind every reader (behind: positions by shard). The last
+-- entry of a shard stays: it is where the log ends. forgotten: how many.
+CREATE OR REPLACE PROCEDURE holdfast_chats.forget_log_events_1(
+    before timestamptz, behind bigint[], most integer, OUT forgotten integer
+)
+LANGUAGE plpgsql AS $$
+DECLARE
+    of_shard smallint;
+    last     bigint;
+    size     integer;
+BEGIN
+    forgotten := 0;
+    FOR of_shard IN SELECT s.shard FROM holdfast_chats.shard AS s ORDER BY s.shard LOOP
+        EXIT WHEN forgotten >= most;
+        PERFORM FROM holdfast_chats.shard AS s WHERE s.shard = of_shard FOR NO KEY UPDATE;
+        SELECT max(e.position), count(*) INTO last, size
+          FROM (SELECT o.position FROM holdfast_chats.log_event AS o
+                 WHERE o.shard = of_shard AND o.at < before AND o.position <= behind[of_shard + 1]
+                   AND o.position < greatest(
+                        (SELECT max(m.position) FROM holdfast_chats.message AS m WHERE m.shard = of_shard),
+                        (SELECT max(l.position) FROM holdfast_chats.log_event AS l WHERE l.shard = of_shard))
+                 ORDER BY o.position LIMIT most - forgotten) AS e;
+        CONTINUE WHEN size = 0;
+        DELETE FROM holdfast_chats.log_event AS e WHERE e.shard = of_shard AND e.position <= last;
+        UPDATE holdfast_chats.shard AS s SET first_position = last + 1 WHERE s.shard = of_shard;
+        forgotten := forgotten + size;
+    END LOOP;
+    COMMIT;
+END $$;
+
 -- mark_1: merge watermarks. Rows are locked in order: two nodes that mark the same devices would deadlock otherwise.
 -- Of more than devices_max named devices of a member, those furthest behind are merged into the device ''.
 CREATE OR REPLACE PROCEDURE holdfast_chats.mark_1(
