@@ -10,7 +10,7 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import NamedTuple
 
 import pytest
-from cluster_database import another_node, cluster_database
+from cluster_database import another_node, first_node
 from registry_rig import DEVICES_MAX, RECORD, connect, device, disconnect
 from scripted_durability import ANNA, BELA, CLEO
 
@@ -64,7 +64,7 @@ async def redis(server: Server | None) -> AsyncIterator[Rig]:
 async def postgres(server: Server | None) -> AsyncIterator[Rig]:
     assert server is not None
     clock = WallClock()
-    async with cluster_database(server.url) as first, another_node(server.url) as second:
+    async with first_node(server.url) as first, another_node(server.url) as second:
         east, west = [await PostgresRegistry.open(each, clock.now_us) for each in (first, second)]
         yield Rig(east, west, clock)
 
