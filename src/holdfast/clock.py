@@ -162,6 +162,17 @@ class SharedTimeout:
                 task.uncancel()
             self._is_waiting = self._has_expired = False
 
+    @property
+    def due(self) -> float:
+        """When the wait is over; may be set while something waits."""
+        return self._due
+
+    @due.setter
+    def due(self, due: float) -> None:
+        self._due = due
+        if self._is_waiting and self._armed_for > due:
+            self._arm(due)
+
     async def wait_for(self, event: asyncio.Event, seconds: float) -> None:
         """Wait for an event, at most so long. Cancel-safe."""
         if not event.is_set():

@@ -31,6 +31,7 @@ from holdfast.streaming.providers.contract import (
     ProviderChunk,
     ProviderFailed,
     ProviderRequest,
+    pour,
 )
 from holdfast.streaming.providers.openai_compatible import OpenAICompatibleProvider
 from holdfast.streaming.providers.script import Fault, ScriptSettings
@@ -106,10 +107,15 @@ def ask() -> ProviderRequest:
 
 
 async def read(provider: Provider, into: list[ProviderChunk]) -> None:
+    """Read as routing does: the first batch, then the rest as it arrives."""
+
+    def take(batch: Sequence[ProviderChunk]) -> None:
+        assert batch
+        into.extend(batch)
+
     async with asyncio.timeout(5), provider.stream(ask()) as chunks:
-        async for batch in chunks:
-            assert batch
-            into += batch
+        take(await anext(chunks))
+        await pour(chunks, take)
 
 
 async def failure_of(provider: Provider, into: list[ProviderChunk]) -> ProviderFailed:

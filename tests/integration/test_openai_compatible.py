@@ -11,7 +11,7 @@ import json
 import random
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import aclosing, asynccontextmanager
+from contextlib import asynccontextmanager
 
 import pytest
 from log_capture import logging_to
@@ -152,8 +152,7 @@ async def test_log_of_a_failure_has_neither_key_nor_request() -> None:
         route = Routing([provider], models, ReplyClocks(), failover, clock, random.Random(1))
         fields = {"messages": b'[{"content":"a private matter"}]'}
         with logging_to(output), pytest.raises(ProviderFailed):
-            async for _ in route.stream(ProviderRequest("m", fields, "r1"), SharedLease()):
-                pass
+            await route.stream(ProviderRequest("m", fields, "r1"), SharedLease()).pour(print)
         trouble = route.status()[0].trouble
     assert "streaming.provider_failed" in output.getvalue()
     assert "401" in trouble
@@ -512,8 +511,9 @@ async def test_bad_provider_is_followed_by_the_next_one(kind: str) -> None:
         )
         route = open_routing(settings, {}, SystemClock(), random.Random(1))
         stream = route.stream(ProviderRequest("m", {"messages": b"[]"}, "r1"), SharedLease())
-        async with asyncio.timeout(10), aclosing(stream):
-            chunks = [chunk async for batch in stream for chunk in batch]
+        chunks = list[ProviderChunk]()
+        async with asyncio.timeout(10):
+            await stream.pour(chunks.extend)
         assert stream.provider == "good"
         assert [json.loads(data)["choices"][0]["delta"] for data in data_of(chunks)] == [
             {"content": "good"},

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import AsyncIterator, Sequence
-from contextlib import aclosing, asynccontextmanager
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
 import pytest
@@ -133,8 +133,22 @@ def start(route: Routing, lease: PlannedLease | None = None) -> RoutedStream:
 
 
 async def read(stream: RoutedStream) -> list[ProviderChunk]:
-    async with aclosing(stream):
-        return [chunk async for batch in stream for chunk in batch]
+    chunks = list[ProviderChunk]()
+    await stream.pour(chunks.extend)
+    return chunks
+
+
+@asynccontextmanager
+async def reading(stream: RoutedStream) -> AsyncIterator[asyncio.Task[None]]:
+    """The block begins at the first token; leaving it cancels the reader."""
+    has_token = asyncio.Event()
+    task = asyncio.create_task(stream.pour(lambda _: has_token.set()))
+    await has_token.wait()
+    try:
+        yield task
+    finally:
+        task.cancel()
+        await asyncio.wait([task])
 
 
 async def failure(route: Routing, lease: PlannedLease | None = None) -> ProviderFailed:
@@ -181,8 +195,8 @@ async def test_signs_of_life_stay_in_routing() -> None:
 
 async def test_nothing_is_asked_before_the_first_read() -> None:
     one = provider("one", WHOLE)
-    async with aclosing(start(routing(one))):
-        pass
+    start(routing(one))
+    await asyncio.sleep(1)
     assert one.asked_at == []
 
 
@@ -195,8 +209,7 @@ async def test_request_is_freed_at_the_first_token() -> None:
 
     one = provider("one", (token("a"), 5.0, FINISH))
     stream = routing(one).stream(ProviderRequest("m", Fields(), "r1"), PlannedLease())
-    async with aclosing(stream):
-        await anext(aiter(stream))
+    async with reading(stream):
         assert freed.is_set()
 
 
@@ -420,8 +433,7 @@ async def test_breaker_probes_after_its_rest_and_closes_at_the_first_token() -> 
         await read(start(route))
     await asyncio.sleep(30)
     stream = start(route)
-    async with aclosing(stream):
-        await anext(aiter(stream))
+    async with reading(stream):
         assert stream.provider == "one"
         assert route.status()[0].breaker == "closed"
         assert dependency_up("one") == 1
@@ -434,10 +446,10 @@ async def test_probe_without_a_result_lets_the_next_one_probe(probe: Plan) -> No
     for _ in range(5):
         await read(start(route))
     await asyncio.sleep(30)
-    reading = asyncio.create_task(read(start(route)))
+    asking = asyncio.create_task(read(start(route)))
     await asyncio.sleep(1)
-    reading.cancel()
-    await asyncio.wait([reading])
+    asking.cancel()
+    await asyncio.wait([asking])
     stream = start(route)
     await read(stream)
     assert stream.provider == "one"
@@ -477,10 +489,10 @@ async def test_requests_that_are_refused_or_left_do_not_open_the_breaker() -> No
     for _ in range(6):
         await failure(route)
     for _ in range(6):
-        reading = asyncio.create_task(read(start(route)))
+        asking = asyncio.create_task(read(start(route)))
         await asyncio.sleep(1)
-        reading.cancel()
-        await asyncio.wait([reading])
+        asking.cancel()
+        await asyncio.wait([asking])
     assert route.status()[0].breaker == "closed"
     assert one.open == 0
 
@@ -495,10 +507,9 @@ async def test_failure_after_the_first_token_is_terminal(code: FailureCode) -> N
     one, two = provider("one", (token("a"), broken(code))), provider("two", WHOLE)
     before = attempts("one", "broken")
     stream = start(routing(one, two))
-    seen = []
+    seen = list[ProviderChunk]()
     with pytest.raises(ProviderFailed) as caught:
-        async for batch in stream:
-            seen += batch
+        await stream.pour(seen.extend)
     assert seen == [token("a")]
     assert caught.value.error.code == code
     assert two.asked_at == []
@@ -526,12 +537,16 @@ async def test_comment_or_empty_chunk_is_a_sign_of_life() -> None:
     assert now() == 500.0
 
 
-async def test_slow_reader_does_not_use_up_the_gap() -> None:
+async def test_what_the_reader_raises_ends_the_stream() -> None:
     one = provider("one", (token("a"), 1.0, token("b"), FINISH))
-    stream = start(routing(one))
-    async with aclosing(stream):
-        async for _ in stream:
-            await asyncio.sleep(100)
+
+    def take(chunks: Sequence[ProviderChunk]) -> None:
+        if token("b") in chunks:
+            raise ValueError("enough")
+
+    with pytest.raises(ValueError, match="enough"):
+        await start(routing(one)).pour(take)
+    assert one.open == 0
 
 
 # After the finish
@@ -567,12 +582,10 @@ async def test_text_behind_a_finish_is_not_cut_off() -> None:
 # Leaving
 
 
-async def test_closing_the_stream_closes_the_upstream_at_once() -> None:
+async def test_leaving_the_stream_closes_the_upstream_at_once() -> None:
     one = provider("one", (token("a"), FOREVER))
-    stream = start(routing(one))
-    await anext(aiter(stream))
-    assert one.open == 1
-    await stream.aclose()
+    async with reading(start(routing(one))):
+        assert one.open == 1
     assert one.open == 0
     assert now() == 0.0
 
@@ -580,12 +593,12 @@ async def test_closing_the_stream_closes_the_upstream_at_once() -> None:
 @pytest.mark.parametrize("plan", [FOREVER, (ROLE, FOREVER), (token("a"), FOREVER)])
 async def test_cancelled_reader_closes_the_upstream_at_once(plan: Plan) -> None:
     one, two = provider("one", plan), provider("two", WHOLE)
-    reading = asyncio.create_task(read(start(routing(one, two))))
+    asking = asyncio.create_task(read(start(routing(one, two))))
     await asyncio.sleep(5)
     assert one.open == 1
-    reading.cancel()
+    asking.cancel()
     with pytest.raises(asyncio.CancelledError):
-        await reading
+        await asking
     assert one.open == 0
     assert two.asked_at == []
     assert now() == 5.0
@@ -677,9 +690,7 @@ async def test_reply_is_of_one_provider_ends_in_time_and_leaves_nothing_open(
     lease, seen, ended = PlannedLease(), list[ProviderChunk](), None
     stream = start(route, lease)
     try:
-        async for batch in stream:
-            seen += batch
-            assert stream.provider
+        await stream.pour(seen.extend)
     except ProviderFailed as failed:
         ended = failed
     assert all(each.open == 0 for each in providers)

@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import asyncio
 import ssl
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Literal
 from urllib.parse import quote, urlsplit
 
@@ -72,7 +72,7 @@ class HttpServer:
 
     async def post(self, body: bytes) -> HttpAnswer:
         """The answer, when its head has come. Raises HttpFailure; close the answer."""
-        connection = self._idle.pop() if self._idle else await self._connect()
+        connection = self._take_idle() or await self._connect()
         answer = connection.begin()
         try:
             connection.transport.write(b"%bContent-Length: %d\r\n\r\n" % (self._head, len(body)))
@@ -83,6 +83,13 @@ class HttpServer:
             answer.close()
             raise
         return answer
+
+    def _take_idle(self) -> _Connection | None:
+        while self._idle:
+            connection = self._idle.pop()
+            if not connection.transport.is_closing():
+                return connection
+        return None
 
     async def _connect(self) -> _Connection:
         loop = asyncio.get_running_loop()
@@ -161,8 +168,8 @@ class HttpAnswer:
 
     __slots__ = (
         "_body_bytes", "_connection", "_failure", "_interim", "_is_final", "_is_paused", "_loop",
-        "_parser", "_pieces", "_received", "_reusable", "_unread", "_waiter", "headers",
-        "is_complete", "status",
+        "_parser", "_pieces", "_received", "_reusable", "_sink", "_unread", "_waiter",
+        "headers", "is_complete", "status",
     )  # fmt: skip
 
     def __init__(self, connection: _Connection, loop: asyncio.AbstractEventLoop) -> None:
@@ -177,8 +184,9 @@ class HttpAnswer:
         self.is_complete = False
         """Its last byte has come."""
         self._reusable = self._is_paused = False
-        self._failure: HttpFailure | None = None
+        self._failure: Exception | None = None
         self._pieces: list[bytes] = []
+        self._sink: Callable[[bytes], bool] | None = None
         self._received = self._body_bytes = self._unread = self._interim = 0
         self._waiter: asyncio.Future[None] | None = None
 
@@ -204,6 +212,27 @@ class HttpAnswer:
             self._is_paused = False
             self._connection.transport.resume_reading()
         return data
+
+    async def pour(self, sink: Callable[[bytes], bool]) -> None:
+        """Give the rest of the body to ``sink``, in the turn it arrives in, until its
+        end or until ``sink`` returns True. Raises HttpFailure, or what ``sink`` raised.
+        """
+        self._sink = sink
+        if self._pieces:
+            self._pass_on(await self.read(), sink)
+        while self._sink is not None and not self.is_complete:
+            await self._news()
+        if self._sink is not None and self._failure is not None:
+            raise self._failure
+
+    def _pass_on(self, body: bytes, sink: Callable[[bytes], bool]) -> None:
+        if self._failure is None:
+            try:
+                if sink(body):
+                    self._sink = None
+                    self._wake()
+            except Exception as error:
+                self._fail(error)
 
     async def _news(self) -> None:
         if self._failure is not None:
@@ -246,7 +275,7 @@ class HttpAnswer:
             b"content-length" in self.headers or b"transfer-encoding" in self.headers
         )
 
-    def _fail(self, failure: HttpFailure) -> None:
+    def _fail(self, failure: Exception) -> None:
         """What is already complete stays so, but its connection is not used again."""
         self._reusable = False
         if not self.is_complete and self._failure is None:
@@ -274,8 +303,11 @@ class HttpAnswer:
             self._wake()
 
     def on_body(self, body: bytes) -> None:
-        self._pieces.append(body)
         self._body_bytes += len(body)
+        if self._sink is not None:
+            self._pass_on(body, self._sink)
+            return
+        self._pieces.append(body)
         self._unread += len(body)
         self._wake()
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
-from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 from functools import partial
 
@@ -238,12 +237,10 @@ class Producer:
         run.request = replace(request, fields={})  # routing frees it at the first token
         routed = self._routing.stream(asked, run.lease)
         del asked, request
-        async with aclosing(routed) as stream:
-            try:
-                async for chunks in stream:
-                    self._take(run, chunks, stream.provider)
-            finally:
-                run.provider = stream.provider
+        try:
+            await routed.pour(lambda chunks: self._take(run, chunks, routed.provider))
+        finally:
+            run.provider = routed.provider
 
     def _take(self, run: _Run, chunks: Sequence[ProviderChunk], provider: str) -> None:
         live, now, text_bytes = run.live, self._clock.monotonic(), 0

@@ -6,9 +6,9 @@ request by itself: ``routing`` decides what comes after a failure.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
-from typing import Literal, NamedTuple, Protocol
+from typing import Literal, NamedTuple, Protocol, runtime_checkable
 
 from holdfast.streaming.reply import ReplyError, ReplyUsage
 
@@ -39,6 +39,28 @@ class ProviderChunk(NamedTuple):
     finish: bool = False
     usage: ReplyUsage | None = None
     text_bytes: int = 0
+
+
+TakeChunks = Callable[[Sequence[ProviderChunk]], None]
+
+
+@runtime_checkable
+class PouredChunks(Protocol):
+    """A stream that calls back where its bytes arrive: a token then costs no turn of a
+    task."""
+
+    async def pour(self, take: TakeChunks) -> None:
+        """As ``pour`` below. What ``take`` raises ends it."""
+        ...
+
+
+async def pour(chunks: AsyncIterator[Sequence[ProviderChunk]], take: TakeChunks) -> None:
+    """Give the rest of a provider's stream to ``take``, as it comes, until its end."""
+    if isinstance(chunks, PouredChunks):
+        await chunks.pour(take)
+    else:
+        async for batch in chunks:
+            take(batch)
 
 
 class ProviderFailed(Exception):
@@ -92,7 +114,8 @@ class Provider(Protocol):
     ) -> AbstractAsyncContextManager[AsyncIterator[Sequence[ProviderChunk]]]:
         """Send the request; enter when its headers have come.
 
-        The iterator gives what arrived together and ends after ``[DONE]`` or a finish.
+        The iterator gives what arrived together and ends after ``[DONE]`` or a finish;
+        it may be PouredChunks.
         Both raise ProviderFailed and nothing else. Leaving the block closes the
         upstream connection at once unless the stream has ended. Once entered, the block
         keeps nothing of the request: it may be megabytes.

@@ -27,7 +27,12 @@ from holdfast.streaming.provider_stream import (
     error_inside,
     failure_of_status,
 )
-from holdfast.streaming.providers.contract import ProviderChunk, ProviderFailed, ProviderRequest
+from holdfast.streaming.providers.contract import (
+    ProviderChunk,
+    ProviderFailed,
+    ProviderRequest,
+    TakeChunks,
+)
 from holdfast.streaming.reply import FailureCode, ReplyError
 
 ANSWER_BYTES_MAX = 64 * KIB
@@ -128,8 +133,26 @@ class _Chunks(AsyncIterator[Sequence[ProviderChunk]]):
             elif stream.finished:
                 break
             else:
-                raise _failed("upstream_truncated", "the provider's stream ended without its end")
+                raise _truncated()
         raise StopAsyncIteration
+
+    async def pour(self, take: TakeChunks) -> None:
+        stream = self.stream
+
+        def on_data(data: bytes) -> bool:
+            if chunks := stream.feed(data):
+                take(chunks)
+            return stream.ended or stream.error is not None
+
+        if not stream.ended and stream.error is None:
+            try:
+                await self._answer.pour(on_data)
+            except HttpFailure as failure:
+                raise _failure(failure) from None
+        if stream.error is not None:
+            raise ProviderFailed(stream.error)
+        if not (stream.ended or stream.finished):
+            raise _truncated()
 
 
 async def _beginning(answer: HttpAnswer) -> bytes:
@@ -158,6 +181,10 @@ def _failure(failure: HttpFailure) -> ProviderFailed:
             return _failed("upstream_unavailable", f"the provider cannot be reached ({failure})")
         case "lost":
             return _failed("upstream_lost", "the connection to the provider broke")
+
+
+def _truncated() -> ProviderFailed:
+    return _failed("upstream_truncated", "the provider's stream ended without its end")
 
 
 def _failed(code: FailureCode, message: str) -> ProviderFailed:

@@ -34,6 +34,8 @@ from holdfast.streaming.providers.contract import (
     ProviderChunk,
     ProviderFailed,
     ProviderRequest,
+    TakeChunks,
+    pour,
 )
 from holdfast.streaming.providers.openai_compatible import OpenAICompatibleProvider
 from holdfast.streaming.providers.scripted import ScriptedProvider
@@ -72,14 +74,11 @@ class _Target(NamedTuple):
 
 
 class _Answer(NamedTuple):
-    """A stream that has begun."""
+    """A stream that has begun, with its chunks up to the first token."""
 
     source: ProviderSource
     chunks: AsyncIterator[Sequence[ProviderChunk]]
-
-
-_Begun = tuple[_Answer, Sequence[ProviderChunk]]
-"""A stream, and its chunks up to the first token."""
+    batch: Sequence[ProviderChunk]
 
 
 class Routing:
@@ -123,8 +122,8 @@ class Routing:
         return first.source.provider.pool
 
     def stream(self, request: ProviderRequest, lease: MovableLease) -> RoutedStream:
-        """A reply of the model that ``request`` names, for the task that calls this;
-        nothing is sent before the first ``anext``. Use it with ``aclosing``.
+        """A reply of the model that ``request`` names; nothing is sent before
+        ``pour``.
         """
         targets, clocks = self._targets[request.model], self._clocks[request.model]
         return RoutedStream(self._rules, targets, clocks, request, lease)
@@ -157,12 +156,7 @@ def _provider(settings: ProviderSettings, environ: Mapping[str, str], clock: Clo
 
 
 class RoutedStream:
-    """One reply's chunks, from the first provider that gives a token.
-
-    Every chunk has ``data`` or ``usage``. The iterator ends with the reply; it raises
-    ProviderFailed or, from the lease, ReplyFailed. ``aclose`` and a cancelled ``anext``
-    close the upstream connection at once.
-    """
+    """One reply's chunks, from the first provider that gives a token."""
 
     provider = ""
     """Who answers; empty before the first token."""
@@ -183,76 +177,62 @@ class RoutedStream:
         self._failure: ProviderFailed | None = None
         """The last one; None: nobody was asked."""
         self._has_asked = False
-        self._answer: _Answer | None = None
-        self._block = AsyncExitStack()
-        self._loop = asyncio.get_running_loop()
-        self._timeout = SharedTimeout()
-        self._due = 0.0
-        self._has_finished = self._is_over = False
+        self._has_finished = False
 
-    def __aiter__(self) -> AsyncIterator[Sequence[ProviderChunk]]:
-        return self
+    async def pour(self, take: TakeChunks) -> None:
+        """Give the chunks to ``take``, as they arrive, until the end of the reply.
 
-    async def __anext__(self) -> Sequence[ProviderChunk]:
-        if self._is_over:
-            raise StopAsyncIteration
-        try:
-            while True:
-                batch = await (self._more() if self._answer else self._first_batch())
-                if shown := [chunk for chunk in batch if chunk.data or chunk.usage]:
-                    for chunk in shown:
-                        self._has_finished |= chunk.finish
-                    if self._has_finished:
-                        self._due = self._loop.time() + FINISHED_SECONDS
-                    return shown
-        except BaseException:
-            await self.aclose()
-            raise
+        Every chunk has ``data`` or ``usage``. Raises ProviderFailed, from the lease
+        ReplyFailed, or what ``take`` raises. Cancelling it closes the upstream
+        connection at once.
+        """
+        self._loop, self._timeout = asyncio.get_running_loop(), SharedTimeout()
+        async with AsyncExitStack() as block:
+            block.callback(self._timeout.close)
+            try:
+                source, chunks, batch = await self._first_token(block)
+            finally:
+                self._request = None  # it may be megabytes, and nobody needs it now
+            self.provider = source.provider.name
 
-    async def aclose(self) -> None:
-        self._is_over = True
-        self._timeout.close()
-        await self._block.aclose()
+            def on_batch(batch: Sequence[ProviderChunk]) -> None:
+                self._on_batch(batch, take)
 
-    async def _first_batch(self) -> Sequence[ProviderChunk]:
-        try:
-            self._answer, batch = await self._first_token()
-        finally:
-            self._request = None  # it may be megabytes, and nobody needs it now
-        self.provider = self._answer.source.provider.name
-        return batch
+            on_batch(batch)
+            try:
+                await self._timeout.wait(pour(chunks, on_batch), self._timeout.due)
+            except TimeoutError:
+                if not self._has_finished:
+                    failure = _late("sign of life", self._clocks.gap_seconds)
+                    source.on_break(failure)
+                    raise failure from None
+            except ProviderFailed as failure:
+                if not self._has_finished:
+                    source.on_break(failure)
+                    raise
+            source.on_done()
 
-    async def _more(self) -> Sequence[ProviderChunk]:
-        assert self._answer is not None
-        source, chunks = self._answer
+    def _on_batch(self, batch: Sequence[ProviderChunk], take: TakeChunks) -> None:
+        """Pass on what says something. Anything is a sign of life until the finish."""
+        if shown := [chunk for chunk in batch if chunk.data or chunk.usage]:
+            for chunk in shown:
+                self._has_finished |= chunk.finish
+            take(shown)
         if not self._has_finished:
-            self._due = self._loop.time() + self._clocks.gap_seconds
-        try:
-            return await self._timeout.wait(anext(chunks), self._due)
-        except StopAsyncIteration:
-            pass
-        except TimeoutError:
-            if not self._has_finished:
-                failure = _late("sign of life", self._clocks.gap_seconds)
-                source.on_break(failure)
-                raise failure from None
-        except ProviderFailed as failure:
-            if not self._has_finished:
-                source.on_break(failure)
-                raise
-        source.on_done()
-        raise StopAsyncIteration
+            self._timeout.due = self._loop.time() + self._clocks.gap_seconds
+        elif shown:
+            self._timeout.due = self._loop.time() + FINISHED_SECONDS
 
-    async def _first_token(self) -> _Begun:
-        """Ask providers until one gives a token; its stream is open in the block."""
+    async def _first_token(self, block: AsyncExitStack) -> _Answer:
+        """Ask providers until one gives a token; its stream is open in ``block``."""
         self._first_token_by = self._now() + self._clocks.first_token_total_seconds
         rounds = 0
         while True:
             for target in self._targets:
                 if await self._turn_to(target.source):
-                    begun = await self._attempt(target)
-                    if begun is not None:
-                        return begun
+                    answer = await self._attempt(target, block)
+                    if answer is not None:
+                        return answer
             rounds = await self._rest(rounds)
 
     async def _turn_to(self, source: ProviderSource) -> bool:
@@ -294,7 +274,7 @@ class RoutedStream:
         await asyncio.sleep(delay)
         return rounds
 
-    async def _attempt(self, target: _Target) -> _Begun | None:
+    async def _attempt(self, target: _Target, block: AsyncExitStack) -> _Answer | None:
         """Ask one provider; None if it failed and another may be asked."""
         source, clocks, now = target.source, self._clocks, self._now
         assert self._request is not None
@@ -306,7 +286,7 @@ class RoutedStream:
                 seconds = min(clocks.headers_seconds, until - now())
                 chunks = await self._within(seconds, "headers", entering)
                 batch = await self._within(until - now(), "token", _up_to_first_token(chunks))
-                self._block = attempt.pop_all()
+                block.push_async_exit(attempt.pop_all())
         except ProviderFailed as failure:
             self._failure, self._has_asked = failure, True
             source.on_failure(failure)
@@ -317,7 +297,7 @@ class RoutedStream:
             source.breaker.learned_nothing()
             raise
         source.on_first_token()
-        return _Answer(source, chunks), batch
+        return _Answer(source, chunks, batch)
 
     async def _within(self, seconds: float, what: str, awaited: Awaitable[T]) -> T:
         """ProviderFailed if it takes longer."""
