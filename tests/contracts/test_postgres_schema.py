@@ -6,12 +6,13 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import AsyncExitStack
+from typing import Any
 
 import asyncpg
 import pytest
-from cluster_database import another_node, first_node
+from cluster_database import another_node, any_server, first_node
 
-from engines import Server, postgres
+from engines import Server
 from holdfast.access.revocations.postgres import PostgresRevocations
 from holdfast.clock import SystemClock
 from holdfast.drivers.postgres_database import Database, PostgresSettings
@@ -19,6 +20,7 @@ from holdfast.drivers.postgres_schema import SCHEMA, cluster_database
 from holdfast.errors import BadSetting, StateCorrupted, Unavailable
 from holdfast.fanout.dead_letters.postgres import PostgresDeadLetters
 from holdfast.webhooks.postgres import PostgresEndpoints
+from proof.proxy import Proxy
 
 
 async def open_all(database: Database) -> None:
@@ -80,7 +82,7 @@ async def test_user_without_rights_is_refused_with_the_right_to_grant(
         async with owner.committing("be changed") as db:
             await db.execute("DROP ROLE IF EXISTS weak")
             await db.execute("CREATE ROLE weak LOGIN")
-        weak = cluster_database(PostgresSettings(url.replace("postgres@", "weak@")))
+        weak = cluster_database(PostgresSettings(url.replace("postgres@", "weak@")), any_server)
         try:
             with pytest.raises(BadSetting, match="GRANT CREATE ON DATABASE"):
                 await open_all(weak)
@@ -98,7 +100,7 @@ async def test_user_without_rights_is_refused_with_the_right_to_grant(
 
 
 async def test_server_that_is_not_there_is_unavailable_without_its_name() -> None:
-    nowhere = cluster_database(PostgresSettings("postgresql://u@127.0.0.1:1/db"))
+    nowhere = cluster_database(PostgresSettings("postgresql://u@127.0.0.1:1/db"), any_server)
     with pytest.raises(Unavailable, match="the database of the cluster cannot be prepared now"):
         await open_all(nowhere)
 
@@ -118,32 +120,37 @@ async def test_commits_are_durable_whatever_the_database_is_set_to(postgres_serv
 
 
 async def test_server_that_its_check_refuses_is_not_used(postgres_server: Server) -> None:
-    asked = list[object]()
+    refused = True
 
-    async def refuse(connection: object) -> None:
-        asked.append(connection)
-        if len(asked) == 1:
+    async def refuse_first(connection: Any) -> None:
+        nonlocal refused
+        if refused:
+            refused = False
             raise Unavailable("an old primary")
 
-    database = cluster_database(PostgresSettings(postgres_server.url), refuse)
-    try:
+    async with (
+        Proxy("127.0.0.1", postgres_server.port) as old,
+        Proxy("127.0.0.1", postgres_server.port) as new,
+    ):
+        only = f"postgresql://postgres@127.0.0.1:{old.port}/postgres"
+        both = f"postgresql://postgres@127.0.0.1:{old.port},127.0.0.1:{new.port}/postgres"
+        database = cluster_database(PostgresSettings(only), refuse_first)
         with pytest.raises(Unavailable, match="an old primary"):
             async with database.connection("be read"):
                 pytest.fail("it was lent")
-        for _ in range(2):
-            async with database.connection("be read") as db:
-                assert await db.fetchval("SELECT 1") == 1
-        assert len(asked) == 2, "a connection is checked once"
-    finally:
+        await database.close()
+
+        refused = True
+        database = cluster_database(PostgresSettings(both), refuse_first)
+        async with database.connection("be read") as one, database.connection("be read") as two:
+            assert await one.fetchval("SELECT 1") == await two.fetchval("SELECT 1")
+        assert (old.accepted, new.accepted) == (2, 2), "the one used last is tried first"
         await database.close()
 
 
-async def test_standby_is_refused(postgres_server: Server) -> None:
-    replica = await asyncio.to_thread(postgres.standby, postgres_server)
-    database = cluster_database(PostgresSettings(replica.url))
-    try:
-        with pytest.raises(Unavailable, match="is a standby: connect to the primary"):
-            await open_all(database)
-    finally:
-        await database.close()
-        replica.stop()
+async def test_server_that_does_not_answer_is_passed_over(postgres_server: Server) -> None:
+    both = f"postgresql://postgres@127.0.0.1:1,127.0.0.1:{postgres_server.port}/postgres"
+    database = cluster_database(PostgresSettings(both), any_server)
+    async with database.connection("be read") as db:
+        assert await db.fetchval("SELECT 1") == 1
+    await database.close()

@@ -6,9 +6,8 @@ import asyncio
 import json
 from contextlib import ExitStack
 from pathlib import Path
-from urllib.parse import urlsplit
 
-import asyncpg
+from cluster_database import new_database
 from program import Program, Ran, eventually
 
 from engines import Server
@@ -51,14 +50,6 @@ class ClusterNode:
     @property
     def secrets(self) -> Path:
         return self.program.state_dir / "secrets.json"
-
-
-async def new_database(server: Server, name: str) -> str:
-    connection = await asyncpg.connect(server.url)
-    await connection.execute(f"DROP DATABASE IF EXISTS {name} WITH (FORCE)")
-    await connection.execute(f"CREATE DATABASE {name}")
-    await connection.close()
-    return urlsplit(server.url)._replace(path=f"/{name}").geturl()
 
 
 def test_credentials_of_one_node_hold_at_all_and_a_stopped_node_makes_a_key(

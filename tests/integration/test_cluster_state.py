@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cluster_database import another_node, first_node
+from cluster_database import another_node, first_node, new_database
 from structlog.testing import capture_logs
 from work_rigs import until
 
@@ -22,9 +22,11 @@ from holdfast.access.revocations.contract import Revocation
 from holdfast.access.revocations.in_force import RevocationsInForce
 from holdfast.access.revocations.postgres import PostgresRevocations
 from holdfast.clock import SystemClock
-from holdfast.drivers.postgres_database import Database
+from holdfast.drivers.postgres_database import Database, PostgresSettings
+from holdfast.drivers.postgres_schema import cluster_database
 from holdfast.errors import OutcomeUnknown, Unavailable
 from holdfast.message import User
+from holdfast.store.postgres import PostgresStore, PostgresStoreSettings
 from holdfast.webhooks.contract import WebhookEndpoint
 from holdfast.webhooks.postgres import PostgresEndpoints
 from proof.proxy import Proxy
@@ -133,3 +135,23 @@ def swallow_commit_answers(database: Database, proxy: Proxy) -> None:
             proxy.set(blackhole=True, one_way="down")
 
     database.committing = deaf  # type: ignore[method-assign]
+
+
+async def test_connection_to_another_server_than_that_of_the_chats_is_not_used(
+    postgres_server: Server,
+) -> None:
+    url = await new_database(postgres_server, "other_server")
+    async with PostgresStore(PostgresStoreSettings(url)) as store:
+        database = cluster_database(
+            PostgresSettings(url, connections_max=1), store.check_connection
+        )
+        try:
+            async with database.connection("be read") as db:
+                await db.execute("UPDATE holdfast_chats.cluster SET timeline = timeline - 1")
+            async with database.connection("be read") as db:
+                db.terminate()  # it was checked before
+            with pytest.raises(Unavailable, match="not the primary that the chats are on"):
+                async with database.connection("be read"):
+                    pytest.fail("it was lent")
+        finally:
+            await database.close()

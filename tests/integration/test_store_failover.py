@@ -17,6 +17,11 @@ from work_rigs import until
 
 from engines import Server, postgres
 from engines.fixtures import had
+from holdfast.access.revocations.contract import Revocation
+from holdfast.access.revocations.postgres import PostgresRevocations
+from holdfast.clock import SystemClock
+from holdfast.drivers.postgres_database import PostgresSettings
+from holdfast.drivers.postgres_schema import cluster_database
 from holdfast.errors import HoldfastError, Unavailable
 from holdfast.eventlog.contract import LogLost
 from holdfast.eventlog.postgres import PostgresEventLog
@@ -81,11 +86,15 @@ async def test_promotion_raises_all_epochs_and_the_old_primary_is_not_used(
             raise AssertionError("it is open")
     lines = io.StringIO()
     with logging_to(lines):
-        async with PostgresStore(settings_of(replica, primary)) as store:
+        store_settings = settings_of(replica, primary)
+        async with PostgresStore(store_settings) as store:
             await create(store)
             acked(await send(store, "a"))
             log = PostgresEventLog(store)
             position = await log.end()
+            shared = PostgresSettings(store_settings.url)
+            database = cluster_database(shared, store.check_connection)
+            revocations = await PostgresRevocations.open(database, SystemClock())
 
             postgres.kill(primary)
             with pytest.raises(HoldfastError):
@@ -103,6 +112,7 @@ async def test_promotion_raises_all_epochs_and_the_old_primary_is_not_used(
             assert epoch > 1_000_000_000
             with pytest.raises(LogLost):
                 await log.read(position, 10)
+            await revocations.add(Revocation("ban", "acme", "alice", "", 0, "now", None))
 
             primary = postgres.again(primary)
             postgres.kill(replica)
@@ -111,6 +121,9 @@ async def test_promotion_raises_all_epochs_and_the_old_primary_is_not_used(
                     await send(store, "d")
                 with pytest.raises(Unavailable):
                     await store.heads(["chat_a"])
+                with pytest.raises(Unavailable):
+                    await revocations.version()
+            await database.close()
     old = await asyncpg.connect(primary.url)
     assert await old.fetchval("SELECT count(*) FROM holdfast_chats.message") == 2
     await old.close()

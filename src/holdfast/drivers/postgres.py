@@ -44,6 +44,14 @@ class SessionConnection(asyncpg.Connection):  # type: ignore[misc]  # it has no 
         return f"{super().get_reset_query()}\n{self.set_again}"
 
 
+def addresses(url: str) -> list[str]:
+    """A URL for each server that ``url`` names: ``user@one:5432,two:5432/chats``."""
+    scheme, separator, rest = url.partition("://")
+    place, slash, path = rest.partition("/")
+    user, at, hosts = place.rpartition("@")
+    return [f"{scheme}{separator}{user}{at}{host}{slash}{path}" for host in hosts.split(",")]
+
+
 async def connect(
     url: str | None = None, *, settings: Mapping[str, str] | None = None, **options: Any
 ) -> Any:

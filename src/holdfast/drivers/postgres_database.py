@@ -19,7 +19,12 @@ from typing import Any, NamedTuple
 import asyncpg
 
 from holdfast import telemetry
-from holdfast.drivers.postgres import connect, pool, refuse_shared_sessions
+from holdfast.drivers.postgres import (
+    SessionConnection,
+    addresses,
+    connect,
+    refuse_shared_sessions,
+)
 from holdfast.errors import HoldfastError, OutcomeUnknown, Unavailable
 
 RETRY_AFTER_SECONDS = 5.0
@@ -108,8 +113,11 @@ class Database:
         check: CheckConnection | None = None,
     ) -> None:
         """``session``: settings of every connection. ``check`` is called with each new
-        connection, which is not used if it raises."""
+        connection. If it raises, the connection is not used; if Unavailable, the next
+        server that the URL names is tried."""
         self.settings = settings
+        self._addresses = addresses(settings.url)
+        self._last_used = 0
         self._session = {**_looked_after(settings), **(session or {})}
         self._use = use
         self._check = check
@@ -177,10 +185,10 @@ class Database:
 
     async def _pooled(self) -> asyncpg.Pool:
         if self._pool is None:
-            self._pool = pool(
+            self._pool = asyncpg.create_pool(
                 self.settings.url,
-                settings=self._session,
-                init=self._check,
+                connect=self._connect,
+                connection_class=SessionConnection,
                 min_size=0,  # so nothing waits here, and no second caller sees a half-made pool
                 max_size=self.settings.connections_max,
                 timeout=self.settings.connect_timeout_seconds,
@@ -188,6 +196,34 @@ class Database:
             )
             await self._pool
         return self._pool
+
+    async def _connect(self, url: str, **options: Any) -> Any:
+        """For the pool: a new connection, checked."""
+        if self._check is None:
+            return await connect(url, settings=self._session, **options)
+        failure: BaseException | None = None
+        for n in range(len(self._addresses)):
+            place = (self._last_used + n) % len(self._addresses)
+            try:
+                connection = await self._connect_checked(place, self._check, options)
+            except (*FOREIGN, Unavailable) as error:
+                failure = failure or error
+            else:
+                self._last_used = place
+                return connection
+        assert failure is not None
+        raise failure
+
+    async def _connect_checked(
+        self, place: int, check: CheckConnection, options: Mapping[str, Any]
+    ) -> Any:
+        connection = await connect(self._addresses[place], settings=self._session, **options)
+        try:
+            await check(connection)
+        except BaseException:
+            _end(connection)
+            raise
+        return connection
 
 
 def _looked_after(settings: PostgresSettings) -> dict[str, str]:

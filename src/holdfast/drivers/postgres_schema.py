@@ -18,7 +18,7 @@ from holdfast.drivers.postgres_database import (
     PostgresSettings,
 )
 from holdfast.drivers.statements import migrations
-from holdfast.errors import BadSetting, StateCorrupted, Unavailable
+from holdfast.errors import BadSetting, StateCorrupted
 
 SCHEMA = "holdfast_cluster"
 _LOCK = 0x686F6C64_636C7501
@@ -26,20 +26,13 @@ _NEWER_BY = 1
 """How many versions newer than this program's the tables may be."""
 
 
-def cluster_database(settings: PostgresSettings, check: CheckConnection | None = None) -> Database:
+def cluster_database(settings: PostgresSettings, check: CheckConnection) -> Database:
     """The database of a cluster, whose commits are durable whatever its default is.
 
-    ``check`` refuses a server that must not be used; a standby always is.
+    ``check`` refuses a server that is not, or no longer, the cluster's primary.
     """
-
-    async def refuse_standby(connection: Any) -> None:
-        if await connection.fetchval("SELECT pg_is_in_recovery()"):
-            raise Unavailable("PostgreSQL is a standby: connect to the primary")
-        if check is not None:
-            await check(connection)
-
     use = DatabaseUse("node", "cluster")
-    return Database(settings, use, session={"synchronous_commit": "on"}, check=refuse_standby)
+    return Database(settings, use, session={"synchronous_commit": "on"}, check=check)
 
 
 async def migrate(database: Database, part: str, package: str) -> None:

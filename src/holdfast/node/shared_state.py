@@ -41,7 +41,7 @@ def open_shared_state(
     Unavailable if the database of the cluster does not answer.
     """
     if settings.cluster.postgres:
-        return _in_database(settings, state, clock)
+        return _in_database(settings, state, clock, records)
     return _in_files(settings, state, clock, records)
 
 
@@ -60,15 +60,21 @@ async def _in_files(
 
 
 @asynccontextmanager
-async def _in_database(settings: Settings, state: Path, clock: Clock) -> AsyncIterator[SharedState]:
+async def _in_database(
+    settings: Settings, state: Path, clock: Clock, records: Records
+) -> AsyncIterator[SharedState]:
     with extra("postgres"):
         from holdfast.access.postgres import PostgresCredentials
         from holdfast.access.revocations.postgres import PostgresRevocations
         from holdfast.drivers.postgres_database import PostgresSettings
         from holdfast.drivers.postgres_schema import cluster_database
         from holdfast.fanout.dead_letters.postgres import PostgresDeadLetters
+        from holdfast.store.postgres import PostgresStore
         from holdfast.webhooks.postgres import PostgresEndpoints
-    database = cluster_database(PostgresSettings(settings.cluster.postgres))
+    assert isinstance(records, PostgresStore), "the chats are in the same database"
+    database = cluster_database(
+        PostgresSettings(settings.cluster.postgres), records.check_connection
+    )
     async with AsyncExitStack() as stack:
         stack.push_async_callback(database.close)
         file, at = _secret_file(settings.access), timestamp(clock.now())

@@ -23,7 +23,7 @@ import asyncpg
 
 from holdfast import telemetry
 from holdfast.bounds import at_most, positive
-from holdfast.drivers.postgres import connect, refuse_shared_sessions
+from holdfast.drivers.postgres import addresses, connect, refuse_shared_sessions
 from holdfast.errors import BadSetting, OutcomeUnknown, Unavailable
 from holdfast.store.postgres.errors import reaching, unavailable
 from holdfast.store.postgres.identity import EpochBase, SeenServers, ServerIdentity
@@ -204,6 +204,15 @@ class ChatsServer:
         await self._recognise(connection, _identity(facts))
         return connection
 
+    async def check_connection(self, raw: Any) -> None:
+        """Unavailable unless this connection, of another part of the node, is to the
+        server that the chats are on. It adopts none: the chats do.
+        """
+        facts = await raw.fetchrow(SQL["server"])
+        stored = _stored(await raw.fetchrow(SQL["cluster"]))
+        if self.seen.judge(_identity(facts), stored) != "same":
+            raise unavailable("this PostgreSQL is not the primary that the chats are on")
+
     async def raise_all_epochs(self, connection: ServerConnection, why: str = _LOST) -> None:
         """Commits were lost although no failover was seen, or one that was declared
         lossless.
@@ -301,14 +310,6 @@ async def _hear_yourself(raw: Any, seconds: float) -> None:
             " stands before it; connect to PostgreSQL itself, or set pool_mode = session"
         ) from None
     await raw.remove_listener(CHANNEL, on_notification)
-
-
-def addresses(url: str) -> list[str]:
-    """A URL for each server that ``url`` names: ``user@one:5432,two:5432/chats``."""
-    scheme, separator, rest = url.partition("://")
-    place, slash, path = rest.partition("/")
-    user, at, hosts = place.rpartition("@")
-    return [f"{scheme}{separator}{user}{at}{host}{slash}{path}" for host in hosts.split(",")]
 
 
 def _watch_peer(raw: Any) -> None:

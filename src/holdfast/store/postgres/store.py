@@ -75,6 +75,12 @@ class PostgresStore:
             reads_at_once=settings.reads_at_once,
         )
 
+    async def check_connection(self, raw: Any) -> None:
+        """Unavailable unless this connection, of another part of the node, is to the
+        server that the chats are on.
+        """
+        await self._server.check_connection(raw)
+
     async def __aenter__(self) -> Self:
         self._connections.adopt(await self._server.prepare())
         return self
