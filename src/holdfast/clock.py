@@ -162,6 +162,9 @@ class SharedTimeout:
                 task.uncancel()
             self._is_waiting = self._has_expired = False
 
+    async def wait_within(self, awaited: Awaitable[T], seconds: float) -> T:
+        return await self.wait(awaited, self._loop.time() + seconds)
+
     @property
     def due(self) -> float:
         """When the wait is over; may be set while something waits."""
@@ -177,7 +180,7 @@ class SharedTimeout:
         """Wait for an event, at most so long. Cancel-safe."""
         if not event.is_set():
             with suppress(TimeoutError):
-                await self.wait(event.wait(), self._loop.time() + seconds)
+                await self.wait_within(event.wait(), seconds)
 
     def close(self) -> None:
         if self._timer is not None:

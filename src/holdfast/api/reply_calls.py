@@ -19,7 +19,7 @@ from msgspec import Raw
 from holdfast.access.principal import Principal
 from holdfast.api.deps import ApiDeps
 from holdfast.api.endpoint import Answer, Call, StreamBounds
-from holdfast.api.streaming import FailurePiece, LastPiece, PieceSink, QuietPiece
+from holdfast.api.streaming import FailurePiece, LastPiece, PiecesAtOnce, PieceSink, QuietPiece
 from holdfast.errors import InvalidMessage
 from holdfast.streaming import sse
 from holdfast.streaming.admission import ReplyRequest
@@ -190,7 +190,7 @@ class ReplyPieces(AsyncIterator[bytes]):
         return failed
 
 
-class EventPieces(ReplyPieces):
+class EventPieces(ReplyPieces, PiecesAtOnce):
     """Events for a client that has just asked: a reply that fails before its first
     token is an ordinary error response, if there is still time for one."""
 

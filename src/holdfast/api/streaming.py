@@ -15,8 +15,9 @@ from __future__ import annotations
 
 import asyncio
 import math
+from abc import abstractmethod
 from collections.abc import AsyncIterator
-from typing import Any, Literal, Protocol, runtime_checkable
+from typing import Any, Literal, Protocol
 
 from holdfast.api.endpoint import StreamBounds
 from holdfast.api.request import AsgiMessage, AsgiReceive, AsgiSend, RawHeaders, Request
@@ -63,10 +64,12 @@ class PieceSink(Protocol):
     def write(self, piece: bytes) -> None: ...
 
 
-@runtime_checkable
-class PiecesAtOnce(Protocol):
+class PiecesAtOnce(AsyncIterator[bytes]):
     """Pieces that are written as they come: a piece then costs no turn of a task."""
 
+    __slots__ = ()
+
+    @abstractmethod
     def write_at_once(self, sink: PieceSink) -> None:
         """Write while ``anext`` waits and the sink is writable; what is left, ``anext``
         gives."""

@@ -238,19 +238,20 @@ class NodeLeases:
                     await self._shared.leave(self._node)
 
     async def run(self) -> None:
-        with closing(SharedTimeout()) as timeout:
+        with closing(SharedTimeout()) as self._timeout:
             while True:
                 try:
-                    await self._turn(timeout)
+                    await self._turn()
                 except Exception as error:
                     telemetry.defect("streaming", error)
                     await asyncio.sleep(BEAT_SECONDS)
 
-    async def _turn(self, timeout: SharedTimeout) -> None:
+    async def _turn(self) -> None:
         if self._failing_since is not None and self._local is None:
             await asyncio.sleep(RETRY_SECONDS)
         else:
-            await timeout.wait_for(self._has_work, self._beat_at - self._clock.monotonic())
+            seconds = self._beat_at - self._clock.monotonic()
+            await self._timeout.wait_for(self._has_work, seconds)
         self._has_work.clear()
         if self._local is None:
             await self._work_with_shared()
@@ -358,8 +359,8 @@ class NodeLeases:
         operations = [self._fitted_operation(pool, each.operation) for each in batch]
         sent_at = self._clock.monotonic()
         try:
-            async with asyncio.timeout(CALL_SECONDS):
-                answers = await pool.call(self._node, operations)
+            call = pool.call(self._node, operations)
+            answers = await self._timeout.wait_within(call, CALL_SECONDS)
         except Unavailable:
             self._outbox[:0] = batch
             raise

@@ -6,9 +6,10 @@ request by itself: ``routing`` decides what comes after a failure.
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
-from typing import Literal, NamedTuple, Protocol, runtime_checkable
+from typing import Literal, NamedTuple, Protocol
 
 from holdfast.streaming.reply import ReplyError, ReplyUsage
 
@@ -44,11 +45,13 @@ class ProviderChunk(NamedTuple):
 TakeChunks = Callable[[Sequence[ProviderChunk]], None]
 
 
-@runtime_checkable
-class PouredChunks(Protocol):
+class PouredChunks(AsyncIterator[Sequence[ProviderChunk]]):
     """A stream that calls back where its bytes arrive: a token then costs no turn of a
     task."""
 
+    __slots__ = ()
+
+    @abstractmethod
     async def pour(self, take: TakeChunks) -> None:
         """As ``pour`` below. What ``take`` raises ends it."""
         ...

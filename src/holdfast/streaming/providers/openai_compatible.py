@@ -28,6 +28,7 @@ from holdfast.streaming.provider_stream import (
     failure_of_status,
 )
 from holdfast.streaming.providers.contract import (
+    PouredChunks,
     ProviderChunk,
     ProviderFailed,
     ProviderRequest,
@@ -110,7 +111,7 @@ def _body(request: ProviderRequest) -> bytes:
     return b"".join([*parts, b"}"])
 
 
-class _Chunks(AsyncIterator[Sequence[ProviderChunk]]):
+class _Chunks(PouredChunks):
     """The chunks of an answer, as they arrive."""
 
     __slots__ = ("_answer", "stream")

@@ -302,7 +302,7 @@ class RoutedStream:
     async def _within(self, seconds: float, what: str, awaited: Awaitable[T]) -> T:
         """ProviderFailed if it takes longer."""
         try:
-            return await self._timeout.wait(awaited, self._loop.time() + seconds)
+            return await self._timeout.wait_within(awaited, seconds)
         except TimeoutError:
             raise _late(what, seconds) from None
 
