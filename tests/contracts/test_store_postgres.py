@@ -161,7 +161,8 @@ async def test_no_reader_steps_over_a_commit_that_is_late(rig: PostgresRig) -> N
         async with transaction(rig.url) as other:
             values = arguments(sorted_group([draft("late", chat_id=late)]))
             await other.fetchrow(
-                "SELECT * FROM holdfast_chats.append_1($1, $2, $3, $4, $5, $6, $7, $8, $9, $10)",
+                "SELECT * FROM holdfast_chats.append_1($1, $2, $3, $4, $5, $6, $7, $8, $9, $10,"
+                " $11)",
                 *values,
             )
             sending = asyncio.ensure_future(send(store, "early", chat_id=early))
@@ -278,7 +279,7 @@ class _Wire:
 
 
 SEND = (
-    "ARRAY['chat_a'], ARRAY['default'], ARRAY['ann'], ARRAY['k'], ARRAY[1::bigint],"
+    "ARRAY['chat_a'], ARRAY['default'], ARRAY[1], ARRAY['ann'], ARRAY['k'], ARRAY[1::bigint],"
     " ARRAY['\\x00'::bytea], ARRAY['hi'], ARRAY['text/plain'], ARRAY['msg_0'], ARRAY[false]"
 )
 

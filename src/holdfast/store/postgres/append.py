@@ -64,9 +64,12 @@ def sorted_group(drafts: Sequence[Draft]) -> SendGroup:
 def arguments(group: SendGroup) -> tuple[list[Any], ...]:
     """The arrays of ``append_1``."""
     drafts = [group.drafts[place] for place in group.asked]
+    chats: dict[tuple[str, str], int] = {}
+    places = [chats.setdefault((d.chat_id, d.sender.tenant), len(chats) + 1) for d in drafts]
     return (
-        [d.chat_id for d in drafts],
-        [d.sender.tenant for d in drafts],
+        [chat_id for chat_id, _ in chats],
+        [tenant for _, tenant in chats],
+        places,
         [d.sender.user_id for d in drafts],
         [d.client_message_id for d in drafts],
         [send_key(d.sender.user_id, d.client_message_id) for d in drafts],

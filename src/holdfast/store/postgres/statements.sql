@@ -27,7 +27,7 @@ SELECT pg_is_in_recovery() AS in_recovery,
 SELECT system, timeline, epoch_base, shards FROM holdfast_chats.cluster
 
 -- name: append
-CALL holdfast_chats.append_and_commit_1($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, NULL, NULL, NULL, NULL)
+CALL holdfast_chats.append_and_commit_1($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, NULL, NULL, NULL, NULL)
 
 -- name: change
 CALL holdfast_chats.change_1($1, $2, $3, NULL, NULL, NULL, NULL)

@@ -1,5 +1,6 @@
 -- append_1: number a group of sends, in order. Keys are different from each other: the caller merges equal ones.
 --
+-- chat_ids, tenants: the chats of the group, each once; the other arguments are by send. places: which of the chats.
 -- codes: 0 stored now, 1 stored before, 2 the key was used for another content, 3 unknown chat, 4 the sender is not a
 -- member, 5 muted in the tenant, 6 muted in the chat, 7 halted, 8 the counter is missing and 9 it is behind the
 -- messages: these two halt the chat. created_ats: of code 0. known: JSON of code 1, [[place, message], ...].
@@ -8,18 +9,23 @@
 -- that waited for a lock reads other tables as they were before it waited, and a member removed meanwhile could post.
 -- The shard's row is only locked: its dead versions would pile up behind any long transaction on this server.
 CREATE OR REPLACE FUNCTION holdfast_chats.append_1(
-    chat_ids text[], tenants text[], senders text[], client_ids text[], send_keys bigint[], hashes bytea[],
-    contents text[], content_types text[], message_ids text[], muted boolean[],
+    chat_ids text[], tenants text[], places integer[], senders text[], client_ids text[], send_keys bigint[],
+    hashes bytea[], contents text[], content_types text[], message_ids text[], muted boolean[],
     OUT codes smallint[], OUT sequences bigint[], OUT created_ats text[], OUT known text
 )
 LANGUAGE plpgsql AS $$
 DECLARE
-    shards smallint[];
+    one    record;
+    found  holdfast_chats.chat[] := '{}';  -- by place; each is looked up once, behind all its dead versions
+    shards smallint[] := '{}';
     moment timestamptz;
 BEGIN
-    SELECT array_agg(DISTINCT locked.shard) INTO shards
-      FROM (SELECT c.shard FROM holdfast_chats.chat AS c
-             WHERE c.chat_id = ANY (chat_ids) ORDER BY c.chat_id FOR NO KEY UPDATE) AS locked;
+    FOR one IN SELECT g.place, c FROM unnest(chat_ids, tenants) WITH ORDINALITY AS g(chat_id, tenant, place)
+                 JOIN holdfast_chats.chat AS c ON c.chat_id = g.chat_id AND c.tenant = g.tenant
+                ORDER BY c.chat_id FOR NO KEY UPDATE OF c LOOP
+        found[one.place] := one.c;
+        shards := shards || (one.c).shard;
+    END LOOP;
     PERFORM FROM holdfast_chats.shard AS s WHERE s.shard = ANY (shards) ORDER BY s.shard FOR NO KEY UPDATE;
     moment := clock_timestamp();
 
@@ -39,10 +45,10 @@ BEGIN
                     WHEN EXISTS (SELECT FROM holdfast_chats.message AS t
                                   WHERE t.chat = c.chat AND t.sequence > c.counter) THEN 9
                     ELSE 0 END AS code
-          FROM unnest(chat_ids, tenants, senders, client_ids, send_keys, hashes, contents, content_types, message_ids,
-                      muted) WITH ORDINALITY
-               AS g(chat_id, tenant, sender, client_id, send_key, hash, content, content_type, message_id, is_muted, n)
-          LEFT JOIN holdfast_chats.chat AS c ON c.chat_id = g.chat_id AND c.tenant = g.tenant
+          FROM unnest(places, senders, client_ids, send_keys, hashes, contents, content_types, message_ids, muted)
+               WITH ORDINALITY
+               AS g(place, sender, client_id, send_key, hash, content, content_type, message_id, is_muted, n)
+         CROSS JOIN LATERAL unnest(ARRAY[found[g.place]]) AS c
           -- OFFSET 0: look up each by its whole key. A plan for tables that are small would compare with all of a chat.
           LEFT JOIN LATERAL (SELECT o.chat FROM holdfast_chats.member AS o
                               WHERE o.chat = c.chat AND o.user_id = g.sender OFFSET 0) AS m ON true
@@ -83,10 +89,9 @@ BEGIN
               FROM numbered AS f ORDER BY f.n) AS o;
     IF 1 = ANY (codes) THEN
         SELECT json_agg(json_build_array(k.n, v.value)) INTO known
-          FROM unnest(chat_ids, codes, sequences) WITH ORDINALITY AS k(chat_id, code, sequence, n)
-          JOIN holdfast_chats.chat AS c ON c.chat_id = k.chat_id
+          FROM unnest(places, codes, sequences) WITH ORDINALITY AS k(place, code, sequence, n)
          CROSS JOIN LATERAL (SELECT o.value FROM holdfast_chats.message_value AS o
-                              WHERE o.chat = c.chat AND o.sequence = k.sequence OFFSET 0) AS v
+                              WHERE o.chat = (found[k.place]).chat AND o.sequence = k.sequence OFFSET 0) AS v
          WHERE k.code = 1;
     END IF;
 END $$;
@@ -96,8 +101,8 @@ END $$;
 -- A function called by SELECT commits at the client's Sync, and a node cut off before it would hold its locks beyond
 -- every timeout. A procedure that commits has let go of them when the node is told.
 CREATE OR REPLACE PROCEDURE holdfast_chats.append_and_commit_1(
-    chat_ids text[], tenants text[], senders text[], client_ids text[], send_keys bigint[], hashes bytea[],
-    contents text[], content_types text[], message_ids text[], muted boolean[], needs_standby boolean,
+    chat_ids text[], tenants text[], places integer[], senders text[], client_ids text[], send_keys bigint[],
+    hashes bytea[], contents text[], content_types text[], message_ids text[], muted boolean[], needs_standby boolean,
     OUT codes smallint[], OUT sequences bigint[], OUT created_ats text[], OUT known text
 )
 LANGUAGE plpgsql AS $$
@@ -106,7 +111,7 @@ BEGIN
         RAISE EXCEPTION 'no standby confirms commits' USING ERRCODE = 'HF001';
     END IF;
     SELECT a.codes, a.sequences, a.created_ats, a.known INTO codes, sequences, created_ats, known
-      FROM holdfast_chats.append_1(chat_ids, tenants, senders, client_ids, send_keys, hashes, contents, content_types,
-                                   message_ids, muted) AS a;
+      FROM holdfast_chats.append_1(chat_ids, tenants, places, senders, client_ids, send_keys, hashes, contents,
+                                   content_types, message_ids, muted) AS a;
     COMMIT;
 END $$;
