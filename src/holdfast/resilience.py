@@ -7,6 +7,7 @@ operators see it.
 
 from __future__ import annotations
 
+import math
 import random
 from collections import OrderedDict, deque
 from collections.abc import Callable
@@ -129,6 +130,11 @@ class Breaker:
                 and failures >= self._settings.min_failure_ratio * calls
             ):
                 self._open(now)
+
+    def close(self) -> None:
+        """Another proof than a call was found that the dependency works."""
+        self._state = BreakerState.CLOSED
+        self._slices.clear()
 
     def neither(self) -> None:
         """The call proves nothing: it was cancelled, or was the caller's mistake."""
@@ -282,7 +288,12 @@ class DependencyBreaker:
         settings: BreakerSettings,
         clock: Clock,
         report: ReportState,
+        retry_seconds_max: float = math.inf,
     ) -> None:
+        """``retry_seconds_max``: callers are asked to wait no longer, because the owner
+        looks for recovery.
+        """
+        self._retry_seconds_max = retry_seconds_max
         self._dependency = dependency
         self._refusal = refusal
         self._breaker = Breaker(settings)
@@ -328,9 +339,8 @@ class DependencyBreaker:
         self._show()
         if admitted:
             return None
-        return Unavailable(
-            self._refusal, retry_after_seconds=round(self._breaker.retry_after(now), 1)
-        )
+        wait = min(self._breaker.retry_after(now), self._retry_seconds_max)
+        return Unavailable(self._refusal, retry_after_seconds=round(wait, 1))
 
     def hangs(self, hanging: bool) -> None:
         """Whether a call goes on past its deadline."""
@@ -350,6 +360,16 @@ class DependencyBreaker:
 
     def learned_nothing(self) -> None:
         self._breaker.neither()
+
+    @property
+    def is_resting(self) -> bool:
+        """Calls are refused although none hangs."""
+        return not self._hanging and self.state is BreakerState.OPEN
+
+    def recovered(self) -> None:
+        """Its owner has asked beside the breaker, and was answered."""
+        self._breaker.close()
+        self._show(up=True)
 
     def _show(self, up: bool | None = None) -> None:
         """Report a change, and only a change: every group of sends calls this."""

@@ -51,7 +51,7 @@ async def test_nodes_behind_nginx_are_killed_and_nobody_loses_anything(tmp_path:
 
 
 def count_run(name: str, talk: Conversation, count: int, began: float, **figures: str) -> None:
-    how = "three nodes on one PostgreSQL and one Redis behind NGINX, three people who talk"
+    how = "three nodes on one PostgreSQL and one Redis, people who talk"
     sends = sum(map(len, talk.acked_at.values()))
     seconds = time.perf_counter() - began
     figures = {"sends": f"{sends:,}", **figures}
@@ -69,12 +69,15 @@ SERVING_SECONDS_MAX = 2.0
 
 @pytest.mark.torture
 async def test_postgres_is_killed_and_sends_go_on_when_it_is_back(tmp_path: Path) -> None:
+    """There are people enough at each node to open its breaker."""
     count, began, rng = times(50), time.perf_counter(), random.Random(SEED)
-    again: list[float] = []
+    where = {f"p{n}": n % 3 for n in range(24)}
+    at_node = [[user for user, node in where.items() if node == n] for n in range(3)]
+    served: list[float] = []
     async with (
         asyncio.timeout(60 + 20 * count),
-        cluster_rig(tmp_path, with_nginx=True, settings=ALONE) as rig,
-        conversation(rig, PEOPLE, SEED) as talk,
+        cluster_rig(tmp_path, settings=ALONE) as rig,
+        conversation(rig, where, SEED) as talk,
     ):
         for _ in range(count):
             with talk.fault("kill -9 of PostgreSQL", "durability", "history", "fanout"):
@@ -83,12 +86,11 @@ async def test_postgres_is_killed_and_sends_go_on_when_it_is_back(tmp_path: Path
                 rig.postgres = await asyncio.to_thread(postgres.again, rig.postgres)
                 accepts_at = time.monotonic()
                 await talk.acked_since(accepts_at)
-                again.append(time.monotonic() - accepts_at)
+            served += [talk.first_ack(users, accepts_at) - accepts_at for users in at_node]
             await asyncio.sleep(rng.uniform(0.0, 0.3))
-    assert max(again) <= SERVING_SECONDS_MAX, again
-    count_run(
-        "kill -9 of PostgreSQL", talk, count, began, **{"sends again after": f"{max(again):.2f} s"}
-    )
+    assert max(served) <= SERVING_SECONDS_MAX, served
+    figures = {"every node serves after": f"{max(served):.2f} s"}
+    count_run("kill -9 of PostgreSQL", talk, count, began, **figures)
 
 
 @pytest.mark.torture

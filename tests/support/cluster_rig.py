@@ -12,7 +12,7 @@ import random
 import signal
 import time
 from bisect import bisect_left
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -211,6 +211,10 @@ class Conversation:
         while any(not at or at[-1] < moment for at in self.acked_at.values()):
             self._acked.clear()
             await self._acked.wait()
+
+    def first_ack(self, users: Iterable[str], moment: float) -> float:
+        """When the first of them had a send acked after this moment."""
+        return min(at[bisect_left(at, moment)] for at in map(self.acked_at.__getitem__, users))
 
     async def talk(self, person: ClusterPerson, rng: random.Random) -> None:
         acked_at, number = self.acked_at[person.user.user_id], 0

@@ -577,6 +577,20 @@ async def test_reads_have_a_breaker_of_their_own_that_refusals_do_not_open() -> 
         ), "the writer does not care"
 
 
+async def test_reads_of_a_store_that_others_restart_go_on_when_it_is_back() -> None:
+    async with reading() as bench:
+        bench.store.grouping = replace(bench.store.grouping, by="shard")
+        bench.plan.script["read_after"] = [Fault.FAIL] * 5
+        bench.plan.script["heads"] = [Fault.FAIL]
+        for _ in range(5):
+            with pytest.raises(Unavailable):
+                await bench.history.sync(BELA, CHAT, Cursor(1, 0), 100)
+        await bench.history.check_recovery()
+        assert bench.history.breaker is BreakerState.OPEN, "it is not back"
+        await bench.history.check_recovery()
+        assert bench.history.breaker is BreakerState.CLOSED
+
+
 async def test_reads_that_nobody_wants_are_tried_and_shown_as_they_are() -> None:
     async with reading() as bench:
         bench.plan.script["heads"] = [Fault.FAIL]

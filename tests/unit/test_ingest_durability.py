@@ -42,9 +42,9 @@ def drafts(count: int = 1) -> list[Draft]:
 
 
 class Bench:
-    def __init__(self, changes: ChangeSettings | None = None) -> None:
+    def __init__(self, changes: ChangeSettings | None = None, lanes: int = 1) -> None:
         self.clock = LoopClock()
-        self.store = ScriptedStore()
+        self.store = ScriptedStore(lanes)
         store: Any = self.store
         self.plane = StoreDurability(store, self.clock, changes=changes)
 
@@ -120,6 +120,26 @@ async def test_a_store_that_hangs_while_nobody_uses_it_is_seen_and_so_is_its_ret
 
 
 @pytest.mark.covers("000 1.3 half-open: one probe")
+@pytest.mark.parametrize(("lanes", "state"), [(1, BreakerState.OPEN), (16, BreakerState.CLOSED)])
+async def test_store_that_others_restart_closes_the_breaker_when_it_is_back(
+    lanes: int, state: BreakerState
+) -> None:
+    """An embedded store keeps its rest."""
+    bench = Bench(lanes=lanes)
+    bench.store.error = Unavailable("it restarts")
+    for _ in range(5):
+        await bench.persist()
+    await bench.plane.check_recovery()
+    assert bench.plane.breaker is BreakerState.OPEN, "it is not back"
+    (refusal,) = await bench.persist()
+    assert isinstance(refusal, Unavailable)
+    assert refusal.retry_after_seconds == pytest.approx(30 if lanes == 1 else 1)
+    bench.store.error = None
+    await bench.plane.check_recovery()
+    assert bench.plane.breaker is state
+    assert shown_up() is (state is BreakerState.CLOSED)
+
+
 async def test_after_its_rest_one_probe_decides() -> None:
     bench = Bench()
     bench.store.error = OutcomeUnknown("?")

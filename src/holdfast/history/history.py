@@ -46,6 +46,8 @@ OWN = ""
 """The tenant of the server's own reads, which serve many users at once."""
 _NOTHING = Cursor(0, 0)
 """No chat has epoch 0, so a read from this cursor is always a reset."""
+PROBE_SECONDS = 1.0
+"""How long a read that only probes the store may take."""
 NO_CHAT = "-"
 """No chat has this id: looking it up is the cheapest read there is."""
 
@@ -114,7 +116,12 @@ class ChatHistory:
         self._page_bytes_max = page_bytes_max
         refusal = "messages cannot be read now; try again later"
         self._guard = DependencyBreaker(
-            "store_reads", refusal, self._settings.breaker, clock, telemetry.dependency_state
+            "store_reads",
+            refusal,
+            self._settings.breaker,
+            clock,
+            telemetry.dependency_state,
+            store.grouping.retry_seconds_max,
         )
         self._rollbacks = Rollbacks(raise_epoch, self.heads, proofs, clock)
         self._memberships = MembershipReader(self._some_memberships)
@@ -140,6 +147,17 @@ class ChatHistory:
         if not self._guard.worked_since_asked():
             with suppress(HoldfastError):
                 await self.ask(lambda store: store.heads([NO_CHAT]))
+
+    async def check_recovery(self) -> None:
+        """Whether a store that others restart can be read again, although the breaker
+        rests. Raises nothing.
+        """
+        if not self._store.grouping.is_shared or not self._guard.is_resting:
+            return
+        with suppress(HoldfastError, TimeoutError):
+            async with asyncio.timeout(PROBE_SECONDS):
+                await self._store.heads([NO_CHAT])
+            self._guard.recovered()
 
     async def ask(
         self,

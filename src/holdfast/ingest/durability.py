@@ -60,6 +60,8 @@ missed waits for the next.
 
 PROBE_SECONDS = 4.0
 """How long a write that only probes the store may take."""
+RECOVERY_SECONDS = 1.0
+"""The same while the breaker rests: a connection that hangs must not delay the next."""
 
 NO_CHAT_LANE = -1
 """The lane of writes that belong to no chat: where there are several, a lane that hangs
@@ -105,7 +107,12 @@ class StoreDurability:
         self._clock = clock
         self._at_once = store.grouping.at_once
         self._guard = DependencyBreaker(
-            "store", REFUSAL, breaker or BreakerSettings(), clock, telemetry.dependency_state
+            "store",
+            REFUSAL,
+            breaker or BreakerSettings(),
+            clock,
+            telemetry.dependency_state,
+            store.grouping.retry_seconds_max,
         )
         self._overdue: dict[int, set[asyncio.Future[Any]]] = {}
         """Writes that go on past their deadline, by lane."""
@@ -188,6 +195,17 @@ class StoreDurability:
             with suppress(HoldfastError):
                 deadline = self._clock.monotonic() + PROBE_SECONDS
                 await self._write(self._store.touch, NO_CHAT_LANE, deadline)
+
+    async def check_recovery(self) -> None:
+        """Whether a store that others restart can be written again, although the
+        breaker rests. Raises nothing.
+        """
+        if not self._store.grouping.is_shared or not self._guard.is_resting:
+            return
+        with suppress(HoldfastError, TimeoutError):
+            async with asyncio.timeout(RECOVERY_SECONDS):
+                await self._store.touch()
+            self._guard.recovered()
 
     @contextmanager
     def _one_change(self, lane: int) -> Iterator[None]:

@@ -65,6 +65,9 @@ from holdfast.wire.frames import Presence
 ROLES = ("gateway", "ingest", "streaming", "work", "admin")
 """What every node does."""
 
+RECOVERY_SECONDS = 0.5
+"""How often a store is asked while its breaker rests."""
+
 
 class Node:
     """The parts of one node."""
@@ -257,6 +260,7 @@ class Node:
                 background_task("registry_sweep", self._sweeper.run),
                 background_task("gauges", self._keep_gauges),
                 background_task("probe", self._probe),
+                background_task("recovery", self._check_recovery),
                 background_task("housekeeping", self._key_expiry.run),
                 background_task("revocations", self.revocations.follow),
                 background_task("keys", self.keys.follow) if self.keys.is_shared else nullcontext(),
@@ -284,6 +288,12 @@ class Node:
                 telemetry.fanout_lag(lag)
             telemetry.hot_chats(len(self._intake.hot_chats()))
             telemetry.sends_waiting(self._intake.waiting)
+
+    async def _check_recovery(self) -> None:
+        """Look again and again whether a store that was restarted serves."""
+        while True:
+            await asyncio.sleep(RECOVERY_SECONDS)
+            await asyncio.gather(self._durability.check_recovery(), self.history.check_recovery())
 
     async def _probe(self) -> None:
         """Try an idle store, so that a failure or recovery shows without a send."""

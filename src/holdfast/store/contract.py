@@ -17,6 +17,7 @@ treat it as unknown.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Awaitable, Collection, Iterable, Mapping, Sequence
 from typing import Literal, Protocol
 from zlib import crc32
@@ -62,6 +63,18 @@ class Grouping(Struct, frozen=True):
     bytes_max: int
     at_once: int
     reads_at_once: int
+
+    @property
+    def is_shared(self) -> bool:
+        """Many nodes use the store, and others restart it."""
+        return self.by != "any"
+
+    @property
+    def retry_seconds_max(self) -> float:
+        """How long a caller waits before it tries again, although a breaker rests: a
+        shared store is asked all the time whether it is back.
+        """
+        return 1.0 if self.is_shared else math.inf
 
 
 ONE_LANE = Grouping("any", sends_max=512, bytes_max=512 * KIB, at_once=1, reads_at_once=8)
