@@ -7,6 +7,7 @@ import os
 import re
 import shutil
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,7 @@ from store_rigs import PAGE, acked, create, send
 
 from holdfast.drivers.sqlite.database import open_and_migrate
 from holdfast.drivers.sqlite.wal import FRAME_HEADER_BYTES, HEADER_BYTES
-from holdfast.errors import StateCorrupted
+from holdfast.errors import NotFound, StateCorrupted
 from holdfast.store.sqlite import SqliteSettings, SqliteStore
 
 FRAME = FRAME_HEADER_BYTES + 4096
@@ -44,7 +45,9 @@ def crashed(directory: Path, sends: int = 6) -> Path:
 def count(place: Path, settings: SqliteSettings | None = None) -> int:
     async def look() -> int:
         async with SqliteStore(place / "chats.db", settings) as store:
-            return len((await store.read_after("chat_a", 0, *PAGE)).messages)
+            with suppress(NotFound):
+                return len((await store.read_after("chat_a", 0, *PAGE)).messages)
+            return 0
 
     return asyncio.run(look())
 
@@ -83,8 +86,7 @@ def test_damage_before_the_last_transaction_is_refused_and_says_where_to_cut(
     cut = re.search(r"truncate -s (\d+)", caught.value.message)
     assert cut is not None
     os.truncate(place / "chats.db-wal", int(cut[1]))
-    if int(cut[1]) > 40 * FRAME:
-        assert count(place) < 6
+    assert count(place) < 6
 
 
 def test_a_torn_last_transaction_is_what_a_power_cut_leaves_and_is_dropped(tmp_path: Path) -> None:
