@@ -184,7 +184,9 @@ async def test_what_older_versions_redacted_loses_its_hash_and_nothing_else_does
         " version > 2;DROP VIEW log_values; DROP TABLE log_events;DROP TABLE bans; DROP VIEW"
         " member_values; DROP TABLE mutes;DROP INDEX"
         " members_by_invitation; ALTER TABLE members DROP COLUMN invited;"
-        "ALTER TABLE answers DROP COLUMN node; ALTER TABLE answers DROP COLUMN until"
+        "ALTER TABLE answers DROP COLUMN node; ALTER TABLE answers DROP COLUMN until;"
+        "DROP INDEX audit_by_node; ALTER TABLE audit DROP COLUMN record_id;"
+        "ALTER TABLE audit DROP COLUMN node; ALTER TABLE audit DROP COLUMN hash"
     )
     connection.close()
     async with rig.open() as store:

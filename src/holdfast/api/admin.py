@@ -50,6 +50,7 @@ def _act(deps: ApiDeps, call: Call, reason: str, tenant: str = "") -> CommandCon
         reason=reason,
         key=call.key,
         fingerprint=call.fingerprint,
+        node=deps.node_id,
     )
 
 

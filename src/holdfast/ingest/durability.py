@@ -351,7 +351,8 @@ class EpochRaiser:
     epoch, however many cursors prove it.
     """
 
-    def __init__(self, durability: Durability, clock: Clock, ids: Ids) -> None:
+    def __init__(self, durability: Durability, clock: Clock, ids: Ids, node: str = "") -> None:
+        self._node = node
         self._durability = durability
         self._clock = clock
         self._ids = ids
@@ -364,6 +365,7 @@ class EpochRaiser:
             message_id=self._ids.new("msg_"),
             operator=True,
             reason=f"a cursor of {user.user_id} is beyond the head: messages were lost",
+            node=self._node,
         )
         by = min(deadline, self._clock.monotonic() + RAISE_SECONDS)
         await self._durability.change(RaiseEpoch(act, chat_id, epoch), by)

@@ -186,5 +186,6 @@ async def renew_shared_rules(rules_url: str) -> int:
 
 
 def _now(reason: str, backup: Path) -> Restored:
-    now = SystemClock().now()
-    return Restored(timestamp(now), int(now), getpass.getuser(), reason, backup.name)
+    clock = SystemClock()
+    now, actor, act_id = clock.now(), getpass.getuser(), Ids(clock).new("aud_")
+    return Restored(timestamp(now), int(now), actor, reason, backup.name, act_id=act_id)

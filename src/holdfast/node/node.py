@@ -112,7 +112,7 @@ class Node:
         )
         self._sends = AdmissionControl(self._intake, limits.entry_points)
         self._key_expiry = KeyExpiry(chats, engines.records, clock, durability.keys)
-        raiser = EpochRaiser(self._durability, clock, ids)
+        raiser = EpochRaiser(self._durability, clock, ids, self.node_id)
         page_bytes = settings.gateway.pages.max_bytes
         self.history = ChatHistory(chats, raiser, proofs, clock, durability.history, page_bytes)
 

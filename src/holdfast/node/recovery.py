@@ -21,7 +21,7 @@ from holdfast.access.keys import KeyRing
 from holdfast.access.principal import KeyScope
 from holdfast.access.revocations.sqlite import ACCESS
 from holdfast.access.secrets import FileCredentials, keep_admin_key, read_secrets
-from holdfast.clock import SystemClock, timestamp
+from holdfast.clock import Ids, SystemClock, timestamp
 from holdfast.errors import InvalidMessage
 from holdfast.message import User
 from holdfast.node.engines import open_records
@@ -118,4 +118,5 @@ async def _reset(state: Path, reason: str) -> None:
 
 
 def _operator_act(at: str, reason: str) -> CommandContext:
-    return CommandContext(User("", getpass.getuser()), at, "", operator=True, reason=reason)
+    act_id = Ids(SystemClock()).new("aud_")
+    return CommandContext(User("", getpass.getuser()), at, act_id, operator=True, reason=reason)

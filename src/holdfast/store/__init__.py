@@ -7,6 +7,7 @@
 - ``command_checks`` the checks that several commands share (pure)
 - ``numbering``      which sequence or error each send of a group gets (pure)
 - ``pages``          how a page of messages is cut (pure)
+- ``audit_chain``    the hash chains of the audit log (pure)
 - ``rollbacks``      cursors beyond the head: lost messages, or a made-up cursor
 - ``leases/``        one node at a time does what only one may do
 - ``memory/``        the reference adapter, also the store of the simulation

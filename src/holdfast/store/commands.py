@@ -32,7 +32,8 @@ class CommandContext(Struct, frozen=True):
       a repeated command gets the first answer;
     - ``backend``: the tenant's own backend acts for the user; nobody it adds counts as
       invited;
-    - ``muted``: the actor is muted in the whole tenant.
+    - ``muted``: the actor is muted in the whole tenant;
+    - ``node``: which node carries it out; its records are one chain.
     """
 
     actor: User
@@ -44,6 +45,7 @@ class CommandContext(Struct, frozen=True):
     fingerprint: str = ""
     backend: bool = False
     muted: bool = False
+    node: str = ""
 
     @property
     def shown_actor(self) -> str:

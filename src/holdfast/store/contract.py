@@ -117,7 +117,12 @@ class Inspection(Struct, frozen=True):
 
 
 class AuditRecord(Struct, frozen=True):
-    """One recorded act: who did what to what, when and why."""
+    """One recorded act: who did what to what, when and why.
+
+    ``number`` is its place in the list; numbers rise. ``record_id`` is unique among all
+    nodes, and empty where no node acted. ``hash``: see ``store.audit_chain``. Records
+    of older versions have neither.
+    """
 
     number: int
     at: str
@@ -126,6 +131,9 @@ class AuditRecord(Struct, frozen=True):
     target: str
     reason: str
     details: str
+    record_id: str
+    node: str
+    hash: str
 
 
 class ChatPage(Struct, frozen=True):

@@ -25,7 +25,9 @@ CopyProgress = Callable[[str, int, int], None]
 
 
 class Restored(Struct, frozen=True):
-    """A restore as its parts see it. ``epoch_min``: above every epoch ever in use."""
+    """A restore as its parts see it. ``epoch_min``: above every epoch ever in use;
+    ``act_id``: of the record in the audit log.
+    """
 
     at: str
     epoch_min: int
@@ -33,6 +35,7 @@ class Restored(Struct, frozen=True):
     reason: str
     backup: str
     taken_at: str = ""
+    act_id: str = ""
 
 
 def _as_it_is(connection: apsw.Connection, restored: Restored) -> None:

@@ -7,6 +7,7 @@ from typing import NamedTuple
 import msgspec
 
 from holdfast.message import PageToken, User
+from holdfast.store.audit_chain import chained_record
 from holdfast.store.commands import CommandContext, CommandResult
 from holdfast.store.contract import AuditPage, AuditRecord
 from holdfast.store.pages import check_end, number_of, number_token
@@ -36,10 +37,7 @@ class MemoryRecords:
         self, act: CommandContext, action: str, target: str, details: str = ""
     ) -> None:
         check_text("reason", act.reason + details)
-        number = len(self._audit) + 1
-        self._audit.append(
-            AuditRecord(number, act.at, act.actor.user_id, action, target, act.reason, details)
-        )
+        self._put_audit(act, action, target, details)
 
     async def audit(self, after: PageToken | None, limit: int) -> AuditPage:
         found = self._audit[number_of("audit", after) :]
@@ -81,7 +79,9 @@ class MemoryRecords:
 
     def _note(self, act: CommandContext, record: AuditNote) -> None:
         details = msgspec.json.encode(record.details).decode()
-        number, actor = len(self._audit) + 1, act.actor.user_id
-        self._audit.append(
-            AuditRecord(number, act.at, actor, record.action, record.target, act.reason, details)
-        )
+        self._put_audit(act, record.action, record.target, details)
+
+    def _put_audit(self, act: CommandContext, action: str, target: str, details: str) -> None:
+        previous = next((r.hash for r in reversed(self._audit) if r.node == act.node), "")
+        number = len(self._audit) + 1
+        self._audit.append(chained_record(number, act, action, target, details, previous))

@@ -17,6 +17,7 @@ from msgspec.structs import replace
 from holdfast import telemetry
 from holdfast.errors import InternalError, ServerBusy
 from holdfast.message import Chat, Member, Message, Mute
+from holdfast.store.audit_chain import audit_id
 from holdfast.store.command_rules import decide
 from holdfast.store.commands import (
     Command,
@@ -212,4 +213,6 @@ def audit_json(act: CommandContext, action: str, target: str, details: str) -> d
         "target": target,
         "reason": act.reason,
         "details": details,
+        "record_id": audit_id(act),
+        "node": act.node,
     }

@@ -230,7 +230,7 @@ SELECT v.value::text AS chat, c.counter, n.highest, n.stored, n.gaps,
 
 -- name: audit_after
 -- $1 number, $2 limit
-SELECT number, at, actor, action, target, reason, details
+SELECT number, at, actor, action, target, reason, details, record_id, node, hash
   FROM holdfast_chats.audit WHERE number > $1 ORDER BY number LIMIT $2
 
 -- name: audit_end

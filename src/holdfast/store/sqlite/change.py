@@ -43,7 +43,7 @@ from holdfast.store.plan import (
     target_of,
 )
 from holdfast.store.sqlite.append import WriteResult, message_row, put_messages
-from holdfast.store.sqlite.database import SQL, Handle
+from holdfast.store.sqlite.database import SQL, Handle, put_audit
 
 _chat = Decoder(Chat)
 _member = Decoder(Member)
@@ -97,7 +97,7 @@ def record(
     """Add to the audit log."""
     check_text("reason", act.reason + details)
     with handle.transaction() as connection:
-        _put_audit(connection, act, action, target, details)
+        put_audit(connection, act, action, target, details)
     return WriteResult(None)
 
 
@@ -339,7 +339,7 @@ def _apply(connection: apsw.Connection, chat: int, plan: ChangePlan, act: Comman
         connection.execute(SQL["put_gaps"], {"chat": chat, "gaps": encode(plan.gaps).decode()})
     if plan.record is not None:
         details = msgspec.json.encode(plan.record.details).decode()
-        _put_audit(connection, act, plan.record.action, plan.record.target, details)
+        put_audit(connection, act, plan.record.action, plan.record.target, details)
     return chat
 
 
@@ -398,12 +398,3 @@ def _find_member(connection: apsw.Connection, chat: int, user_id: str | None) ->
 
 def _key(actor: User, key: str) -> Mapping[str, str]:
     return {"tenant": actor.tenant, "user_id": actor.user_id, "key": key}
-
-
-def _put_audit(
-    connection: apsw.Connection, act: CommandContext, action: str, target: str, details: str
-) -> None:
-    fields = {"at": act.at, "actor": act.actor.user_id, "reason": act.reason}
-    connection.execute(
-        SQL["put_audit"], {**fields, "action": action, "target": target, "details": details}
-    )

@@ -13,6 +13,9 @@ from holdfast.drivers.sqlite import database
 from holdfast.drivers.sqlite.database import Handle, SqliteSettings
 from holdfast.drivers.sqlite.file_copy import Restored, StateFile
 from holdfast.drivers.statements import migrations, statements
+from holdfast.message import User
+from holdfast.store.audit_chain import chained_record
+from holdfast.store.commands import CommandContext
 
 __all__ = [
     "CHATS",
@@ -21,6 +24,7 @@ __all__ = [
     "SqliteSettings",
     "SqliteTuning",
     "open_and_migrate",
+    "put_audit",
     "version_of",
 ]
 
@@ -55,6 +59,15 @@ def version_of(connection: apsw.Connection, path: Path) -> int:
     return database.version_of(connection, path, len(MIGRATIONS))
 
 
+def put_audit(
+    connection: apsw.Connection, act: CommandContext, action: str, target: str, details: str
+) -> None:
+    """Add to the audit log."""
+    previous = connection.execute(SQL["last_audit_hash"], {"node": act.node}).get or ""
+    record = chained_record(0, act, action, target, details, previous)
+    connection.execute(SQL["put_audit"], msgspec.structs.asdict(record))
+
+
 def _renew(connection: apsw.Connection, restored: Restored) -> None:
     """Raise all epochs: clients may have seen messages that the backup does not have,
     so they must drop every copy of a chat.
@@ -64,13 +77,9 @@ def _renew(connection: apsw.Connection, restored: Restored) -> None:
     details = msgspec.json.encode(
         {"taken_at": restored.taken_at, "epoch_min": restored.epoch_min}
     ).decode()
-    record = {
-        "at": restored.at,
-        "actor": restored.actor,
-        "action": "store.restore",
-        "target": restored.backup,
-    }
-    connection.execute(SQL["put_audit"], {**record, "reason": restored.reason, "details": details})
+    actor = User("", restored.actor)
+    act = CommandContext(actor, restored.at, restored.act_id, reason=restored.reason)
+    put_audit(connection, act, "store.restore", restored.backup, details)
 
 
 CHATS = StateFile(

@@ -194,9 +194,12 @@ DELETE FROM messages WHERE chat = :chat AND sequence < :first_sequence;
 INSERT OR IGNORE INTO gaps (chat, first_sequence, last_sequence)
 SELECT :chat, value ->> 0, value ->> 1 FROM json_each(:gaps);
 
+-- name: last_audit_hash
+SELECT hash FROM audit WHERE node = :node ORDER BY number DESC LIMIT 1;
+
 -- name: put_audit
-INSERT INTO audit (at, actor, action, target, reason, details)
-VALUES (:at, :actor, :action, :target, :reason, :details);
+INSERT INTO audit (at, actor, action, target, reason, details, record_id, node, hash)
+VALUES (:at, :actor, :action, :target, :reason, :details, :record_id, :node, :hash);
 
 -- name: mark
 -- [[tenant, user_id, device_id, chat_id, epoch, delivered, read], ...]; what is not of a member's present epoch is
@@ -362,7 +365,8 @@ FROM gaps WHERE chat = :chat;
 
 -- name: audit_after
 SELECT json_group_array(json_object('number', number, 'at', at, 'actor', actor, 'action', action, 'target', target,
-                                    'reason', reason, 'details', details) ORDER BY number)
+                                    'reason', reason, 'details', details, 'record_id', record_id, 'node', node,
+                                    'hash', hash) ORDER BY number)
 FROM (SELECT * FROM audit WHERE number > :after ORDER BY number LIMIT :limit);
 
 -- name: audit_end

@@ -184,18 +184,28 @@ BEGIN
     RETURN nextval(positions);
 END $$;
 
--- record_1: add to the audit log. Its numbers are dense and in commit order: the lock is held to the commit.
+-- record_1: add to the audit log, and to the hash chain of the node (store/audit_chain.py). Its numbers are in commit
+-- order: the lock is held to the commit.
 CREATE OR REPLACE FUNCTION holdfast_chats.record_1(note jsonb) RETURNS void
 LANGUAGE plpgsql AS $$
+DECLARE
+    new holdfast_chats.audit := jsonb_populate_record(NULL::holdfast_chats.audit, note);
+    previous text;
 BEGIN
     IF note IS NULL THEN
         RETURN;
     END IF;
     PERFORM pg_advisory_xact_lock(7020094391842795521);
-    INSERT INTO holdfast_chats.audit (number, at, actor, action, target, reason, details)
-    SELECT coalesce((SELECT max(a.number) FROM holdfast_chats.audit AS a), 0) + 1, n.at, n.actor, n.action, n.target,
-           n.reason, n.details
-      FROM jsonb_populate_record(NULL::holdfast_chats.audit, note) AS n;
+    new.number := coalesce((SELECT max(a.number) FROM holdfast_chats.audit AS a), 0) + 1;
+    new.record_id := coalesce(new.record_id, '');  -- of an act of the database itself
+    new.node := coalesce(new.node, '');
+    previous := coalesce((SELECT a.hash FROM holdfast_chats.audit AS a WHERE a.node = new.node
+                           ORDER BY a.node, a.number DESC LIMIT 1), '');
+    new.hash := (SELECT encode(sha256(convert_to(string_agg(octet_length(t) || ':' || t, '' ORDER BY place), 'UTF8')),
+                               'hex')
+                   FROM unnest(ARRAY[previous, new.node, new.record_id, new.at, new.actor, new.action, new.target,
+                                     new.reason, new.details]) WITH ORDINALITY AS u(t, place));
+    INSERT INTO holdfast_chats.audit SELECT new.*;
 END $$;
 
 -- put_answer_1: keep a command's answer, with what only the commit knows. A key taken meanwhile is a unique_violation.

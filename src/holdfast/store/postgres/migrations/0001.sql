@@ -154,14 +154,18 @@ CREATE TABLE holdfast_chats.answer (
 CREATE INDEX answer_by_age ON holdfast_chats.answer (at);
 
 CREATE TABLE holdfast_chats.audit (
-    number  bigint PRIMARY KEY,
-    at      text NOT NULL,
-    actor   text NOT NULL,
-    action  text NOT NULL,
-    target  text NOT NULL,
-    reason  text NOT NULL,
-    details text NOT NULL
+    number    bigint PRIMARY KEY,
+    at        text NOT NULL,
+    actor     text NOT NULL,
+    action    text NOT NULL,
+    target    text NOT NULL,
+    reason    text NOT NULL,
+    details   text NOT NULL,
+    record_id text NOT NULL,
+    node      text NOT NULL,
+    hash      text NOT NULL          -- see store/audit_chain.py
 );
+CREATE INDEX audit_by_node ON holdfast_chats.audit (node, number);
 
 CREATE FUNCTION holdfast_chats.keep_audit() RETURNS trigger LANGUAGE plpgsql AS $$
 BEGIN
