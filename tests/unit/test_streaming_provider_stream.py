@@ -79,7 +79,9 @@ def test_crlf_cut_in_the_middle_is_one_line_end() -> None:
 
 def test_byte_order_mark_at_the_beginning_is_ignored() -> None:
     assert read(b"\xef\xbb\xbf" + sse(HELLO))[0] == [content(HELLO)]
-    assert failure_of(sse(HELLO) + b"\xef\xbb\xbf" + sse(HELLO)).code == "upstream_garbage"
+    later = b"\xef\xbb\xbf" + sse(HELLO)
+    assert failure_of(sse(HELLO) + later).code == "upstream_garbage"
+    assert read(sse(HELLO), later)[1].error == failure_of(sse(HELLO) + later)
 
 
 def test_comment_is_a_sign_of_life_with_and_without_blank_line() -> None:

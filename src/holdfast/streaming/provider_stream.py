@@ -56,6 +56,7 @@ _OPERATORS_FAULT = (401, 402, 403, 404, 407, 408)
 it, and another provider may answer.
 """
 _BOM = b"\xef\xbb\xbf"
+_ONE_EVENT = b"data: {"
 _IGNORED = (b"event", b"id", b"retry")
 _ALIVE = ProviderChunk(b"")
 _UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
@@ -113,6 +114,12 @@ class ProviderStream:
         chunks: list[ProviderChunk] = []
         if not data or self.ended or self.error:
             return chunks
+        if not self._line and not self._data and _is_one_event(data):
+            self._at_start = False
+            chunks.append(self._read_event(data[len(_ONE_EVENT) - 1 : -2]))
+            if self.error is None:
+                self._count_bare(data, chunks)
+            return chunks
         self._after_cr = data.endswith(b"\r")
         lines = data.splitlines()
         rest = b"" if data.endswith((b"\n", b"\r")) else lines.pop()
@@ -125,10 +132,17 @@ class ProviderStream:
                 return chunks
         self._line += rest
         self._bound(len(self._line))
-        self._bare_bytes = 0 if any(c.data for c in chunks) else self._bare_bytes + len(data)
+        self._count_bare(data, chunks)
+        return chunks
+
+    def _count_bare(self, data: bytes, chunks: Sequence[ProviderChunk]) -> None:
+        for chunk in chunks:
+            if chunk.data:
+                self._bare_bytes = 0
+                return
+        self._bare_bytes += len(data)
         if self._bare_bytes > BARE_BYTES_MAX:
             self._fail(f"the provider sent {BARE_BYTES_MAX} bytes without a chunk")
-        return chunks
 
     def _read_line(self, line: bytes, chunks: list[ProviderChunk]) -> None:
         if self._at_start:
@@ -222,6 +236,18 @@ def _check(data: bytes) -> None:
 
 def _inside(value: Any) -> Iterable[Any]:
     return value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+
+
+def _is_one_event(data: bytes) -> bool:
+    """Whether these bytes are one whole event on one line, as nearly every token is;
+    half of the time of reading it is spared then."""
+    return (
+        data.startswith(_ONE_EVENT)
+        and data.find(b"\n") == len(data) - 2
+        and data.endswith(b"\n\n")
+        and b"\r" not in data
+        and len(data) <= EVENT_BYTES_MAX
+    )
 
 
 def _text_bytes(value: Any) -> int:
