@@ -8,7 +8,7 @@ import asyncio
 import struct
 import time
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 
 import asyncpg
@@ -438,6 +438,23 @@ async def test_pooler_is_accepted_only_if_it_keeps_sessions(
         acked(await send(store, "k"))
 
 
+async def test_nodes_that_start_at_once_on_an_empty_database_create_it_once(
+    postgres_server: Server,
+) -> None:
+    other = await asyncpg.connect(postgres_server.url)
+    await other.execute("DROP DATABASE IF EXISTS empty")
+    await other.execute("CREATE DATABASE empty")
+    settings = PostgresStoreSettings(postgres_server.url.removesuffix("postgres") + "empty")
+    async with AsyncExitStack() as stack:
+        stores = await asyncio.gather(
+            *(stack.enter_async_context(PostgresStore(settings)) for _ in range(3))
+        )
+        await create(stores[0])
+        assert [acked(await send(s, f"k{n}")).sequence for n, s in enumerate(stores)] == [1, 2, 3]
+    await other.execute("DROP DATABASE empty WITH (FORCE)")
+    await other.close()
+
+
 async def test_schema_of_a_much_newer_release_is_refused(rig: PostgresRig) -> None:
     async with rig.open():
         pass
@@ -510,8 +527,12 @@ async def test_position_beyond_the_end_proves_a_loss_and_raises_all_epochs(
         await create(store)
         log = PostgresEventLog(store)
         end = await log.end()
-        with pytest.raises(LogLost):
-            await log.read(end.moved(3, end.offset(3) + 1), 10)
+        beyond = end.moved(3, end.offset(3) + 1)
+        reading = [log.read(beyond, 10), PostgresEventLog(store).read(beyond, 10)]
+        answers = await asyncio.gather(*reading, return_exceptions=True)
+        assert [type(answer) for answer in answers] == [LogLost, LogLost]
+        records = (await store.audit(None, 10)).records
+        assert [r.action for r in records] == ["store.raise_epochs"], "once, by two readers"
         after = await log.end()
         assert after.base > end.base == 0
         assert (await store.heads(["chat_a"]))["chat_a"].epoch == after.base + 1

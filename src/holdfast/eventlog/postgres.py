@@ -54,7 +54,7 @@ class LogSource(Protocol):
     async def log_ends(self) -> _Ends: ...
     async def read_log(self, after: Sequence[int], limit: int) -> _Page | None: ...
     async def log_lag(self, after: Sequence[int]) -> int: ...
-    async def raise_all_epochs(self) -> None: ...
+    async def raise_all_epochs(self, base: int) -> None: ...
 
 
 class PostgresEventLog:
@@ -112,7 +112,7 @@ class PostgresEventLog:
         ends = await self._look()
         end = Position(tuple(ends.ends), ends.base)
         if after.base == end.base and after.is_beyond(end):
-            await self._source.raise_all_epochs()
+            await self._source.raise_all_epochs(after.base)
             raise LogLost
         if after.base != end.base or any(
             after.offset(shard) + 1 < first for shard, first in enumerate(ends.firsts)

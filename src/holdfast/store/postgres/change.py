@@ -38,6 +38,7 @@ from holdfast.store.plan import (
     same_request,
     target_of,
 )
+from holdfast.store.postgres.errors import FOREIGN, translate
 from holdfast.store.postgres.server import ServerConnection
 
 ROUNDS_MAX = 5
@@ -71,7 +72,10 @@ async def _change(
 ) -> CommandResult | None:
     """One round; None if the chat moved meanwhile."""
     act = command.act
-    row = await connection.fetchrow("inputs", *_asked(command))
+    try:
+        row = await connection.fetchrow("inputs", *_asked(command))
+    except FOREIGN as error:  # nothing was written yet
+        raise translate(error, write=False) from error
     if row["answer"] is not None:
         return same_request(act, row["fingerprint"], _changed.decode(row["answer"]))
     plan = decide(command, _inputs(command, row), limits)

@@ -102,7 +102,7 @@ def reaching() -> Iterator[None]:
         yield
     except asyncpg.InsufficientPrivilegeError as error:
         raise translate(error, write=False) from error
-    except (*NOTHING_HAPPENED, *CUT_OFF) as error:
+    except (asyncpg.LockNotAvailableError, *NOTHING_HAPPENED, *CUT_OFF) as error:
         raise unavailable(f"cannot connect to PostgreSQL ({type(error).__name__})") from error
     except ValueError as error:
         raise BadSetting(f"this is no address of PostgreSQL: {error}") from error

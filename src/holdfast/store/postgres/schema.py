@@ -26,6 +26,9 @@ async def migrate(connection: Any, shards: int, server: ServerIdentity) -> None:
     asyncpg raises, and StateCorrupted for a schema that is too new.
     """
     async with connection.transaction():
+        await connection.execute(
+            "SET LOCAL lock_timeout = '30s'; SET LOCAL statement_timeout = '60s'"
+        )
         await connection.execute(f"SELECT pg_advisory_xact_lock({_SCHEMA_LOCK})")
         present = 0
         if await connection.fetchval(SQL["schema_version"]):

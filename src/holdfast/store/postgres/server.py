@@ -213,14 +213,14 @@ class ChatsServer:
         if self.seen.judge(_identity(facts), stored) != "same":
             raise unavailable("this PostgreSQL is not the primary that the chats are on")
 
-    async def raise_all_epochs(self, connection: ServerConnection, why: str = _LOST) -> None:
-        """Commits were lost although no failover was seen, or one that was declared
-        lossless.
+    async def raise_all_epochs(self, connection: ServerConnection, base: int) -> None:
+        """Commits under ``base`` were lost although no failover was seen, or one that
+        was declared lossless. Once: if the base is another, somebody raised it.
         """
-        facts = await connection.fetchrow("server")
         stored = _stored(await connection.fetchrow("cluster"))
-        await self._adopt(connection, _identity(facts), stored, why)
-        stored = _stored(await connection.fetchrow("cluster"))
+        if stored.base == base:
+            await self._adopt(connection, stored.server, stored, _LOST)
+            stored = _stored(await connection.fetchrow("cluster"))
         self.seen.on_used(stored.server, stored.base)
 
     async def _connected(self, address: str) -> Any:

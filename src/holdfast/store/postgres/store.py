@@ -91,8 +91,8 @@ class PostgresStore:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        await self._notifications.close()
         await self._connections.close()
+        await self._notifications.close()
 
     def leases(self, holder: str) -> PostgresLeases:
         """Leases in the same database; close them before the store."""
@@ -237,8 +237,8 @@ class PostgresStore:
     async def log_lag(self, after: Sequence[int]) -> int:
         return await self._read(log_reads.log_lag, after)
 
-    async def raise_all_epochs(self) -> None:
-        await self._write(self._server.raise_all_epochs)
+    async def raise_all_epochs(self, base: int) -> None:
+        await self._write(partial(self._server.raise_all_epochs, base=base))
         self._notifications.announce()
 
     async def _change(self, connection: ServerConnection, command: Command) -> CommandResult:
