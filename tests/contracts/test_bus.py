@@ -16,7 +16,7 @@ from redis.asyncio import Redis
 from scripted_durability import ANNA
 
 from engines import Server
-from holdfast.drivers.postgres_database import PostgresSettings
+from holdfast.drivers.postgres_database import Database, DatabaseUse, PostgresSettings
 from holdfast.fanout.bus.contract import (
     Bus,
     Notification,
@@ -95,8 +95,9 @@ def redis(server: Server | None) -> Callable[[str], Bus]:
 
 def postgres(server: Server | None) -> Callable[[str], Bus]:
     assert server is not None
-    settings, channel = PostgresSettings(server.url), f"bus_{next(CHANNELS)}"
-    return lambda sender: PostgresBus(settings, sender, channel)
+    settings = PostgresSettings(server.url, connections_max=1)
+    channel, use = f"bus_{next(CHANNELS)}", DatabaseUse("fanout", "bus")
+    return lambda sender: PostgresBus(Database(settings, use), sender, channel)
 
 
 class Rig(NamedTuple):

@@ -22,7 +22,8 @@ class ClusterSettings:
     node keeps everything in its state directory.
     """
     redis: str = ""
-    """One Redis for all nodes: the pool of AI replies; and, unless
+    """One Redis for all nodes: who is online where, typing and receipts between nodes,
+    and the pool of AI replies; and, unless
     ``streaming.replies_url`` and ``limits.counters_url`` say otherwise, the replies
     themselves and the counters of limits. ``redis://``, ``rediss://`` or
     ``redis+sentinel://``. Left empty: this node is alone.

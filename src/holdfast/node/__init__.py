@@ -6,6 +6,7 @@ It starts from the storage outwards and stops from the sockets inwards:
 
 - ``lifecycle``         starts a node, serves until a signal, drains
 - ``engines``           the composition root: chooses and opens every adapter
+- ``between_nodes``     registry, bus and leases: what nodes know of each other by
 - ``shared_state``      opens credentials, revocations, endpoints and dead letters
 - ``node``              connects the parts of the message path
 - ``work``              connects jobs and webhooks

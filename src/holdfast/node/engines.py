@@ -22,18 +22,17 @@ from holdfast.errors import BadSetting, extra
 from holdfast.eventlog.contract import EventLog
 from holdfast.eventlog.sqlite import SqliteEventLog
 from holdfast.fanout.bus.contract import Bus
-from holdfast.fanout.bus.memory import MemoryBus
 from holdfast.fanout.contract import Link
 from holdfast.fanout.dead_letters import DeadLetters
 from holdfast.fanout.memory import LocalLink
 from holdfast.fanout.registry.contract import Registry
-from holdfast.fanout.registry.memory import MemoryRegistry
 from holdfast.limits.rulestore.sqlite import LIMITS
+from holdfast.limits.snapshot_file import identity
+from holdfast.node.between_nodes import open_between_nodes
 from holdfast.node.shared_state import open_shared_state
 from holdfast.settings import DurabilitySettings, Settings
 from holdfast.store.contract import ChatStore, Records
 from holdfast.store.leases.contract import Leases
-from holdfast.store.leases.memory import MemoryLeases
 from holdfast.store.sqlite import CHATS, SqliteStore
 from holdfast.streaming.reply_log.contract import ReplyLog
 from holdfast.streaming.reply_log.sqlite import REPLIES, RepliesFile, SqliteReplyLog, SqliteUsage
@@ -84,6 +83,10 @@ async def open_engines(settings: Settings, state: Path, clock: Clock) -> AsyncIt
         shared = await stack.enter_async_context(open_shared_state(settings, state, clock, store))
         jobs = await _open_jobs(settings.work.url, shared.server, state, clock)
         stack.push_async_callback(jobs.close)
+        node_id = settings.server.node_id or identity(state, Ids(clock))
+        between = await stack.enter_async_context(
+            open_between_nodes(settings.cluster, node_id, clock, store)
+        )
         replies_file = await RepliesFile.open(state / REPLIES.name, clock)
         stack.push_async_callback(replies_file.close)
         replies = await _open_replies(settings, replies_file)
@@ -92,9 +95,9 @@ async def open_engines(settings: Settings, state: Path, clock: Clock) -> AsyncIt
             chats=store,
             records=store,
             log=log,
-            registry=MemoryRegistry(clock),
-            bus=MemoryBus(Ids(clock).new("bus_")),
-            leases=MemoryLeases(clock),
+            registry=between.registry,
+            bus=between.bus,
+            leases=between.leases,
             link=LocalLink(),
             dead_letters=shared.dead_letters,
             credentials=shared.credentials,

@@ -6,7 +6,7 @@ import asyncio
 import hashlib
 import os
 import random
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence, Set
 from contextlib import asynccontextmanager, nullcontext
 from typing import Any
 
@@ -34,6 +34,7 @@ from holdfast.fanout.fanout import Fanout, FanoutDeps
 from holdfast.fanout.members import Members
 from holdfast.fanout.presence import CALL_SECONDS, PresenceReporter
 from holdfast.fanout.registry.contract import NodeRecord
+from holdfast.fanout.registry.memory import MemoryRegistry
 from holdfast.fanout.registry.sweeper import RegistrySweeper
 from holdfast.gateway.contract import GatewayDeps
 from holdfast.gateway.gateway import Gateway
@@ -61,6 +62,21 @@ from holdfast.settings import Settings, differences
 from holdfast.streaming.assistants.replying import AssistantDeps
 from holdfast.webhooks.parts import WorkParts
 from holdfast.wire.frames import Presence
+
+
+class _UsersHere(MemoryRegistry):
+    """For fanout: every node reads the whole log and delivers to its own users."""
+
+    def __init__(self, node_id: str, gateway: Gateway, clock: Clock) -> None:
+        super().__init__(clock)
+        self._node_id = node_id
+        self._roster = gateway.roster
+
+    async def gateways_of(self, users: Iterable[User]) -> Mapping[str, Set[User]]:
+        here = self._roster.users
+        found = frozenset(user for user in users if user in here)
+        return {self._node_id: found} if found else {}
+
 
 ROLES = ("gateway", "ingest", "streaming", "work", "admin")
 """What every node does."""
@@ -193,7 +209,7 @@ class Node:
         deps = FanoutDeps(
             log=self.engines.log,
             members=members,
-            registry=self.engines.registry,
+            registry=_UsersHere(self.node_id, self.gateway, self._clock),
             link=self.engines.link,
             dead_letters=self.engines.dead_letters,
             proofs=proofs,

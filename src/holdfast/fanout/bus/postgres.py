@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from holdfast import telemetry
 from holdfast.clock import wait_at_most
-from holdfast.drivers.postgres_database import FOREIGN, DatabaseUse, PostgresSettings, connected
+from holdfast.drivers.postgres_database import FOREIGN, Database
 from holdfast.errors import HoldfastError, Unavailable
 from holdfast.fanout.bus.batches import SEND_SECONDS, BusInbox, BusOutbox
 
@@ -21,15 +21,14 @@ PAYLOAD_BYTES_MAX = 7_999
 QUIET_SECONDS = 5.0
 """How often a connection is queried: a network that drops everything closes nothing."""
 AGAIN_SECONDS = 1.0
-USE = DatabaseUse("fanout", "bus")
 
 
 class PostgresBus:
-    """See ``contract.Bus``."""
+    """See ``contract.Bus``. It keeps one connection of the database."""
 
-    def __init__(self, settings: PostgresSettings, sender: str, channel: str = CHANNEL) -> None:
+    def __init__(self, database: Database, sender: str, channel: str = CHANNEL) -> None:
         """``sender`` is unlike that of any other node."""
-        self._settings = settings
+        self._database = database
         self._channel = channel
         self._outbox = BusOutbox(sender, PAYLOAD_BYTES_MAX)
         self._inbox = BusInbox(sender)
@@ -44,7 +43,8 @@ class PostgresBus:
             group.create_task(self._outbox.run(self._send))
             while True:
                 try:
-                    await self._listen()
+                    async with self._database.connection("be listened to") as connection:
+                        await self._listen(connection)
                 except HoldfastError:
                     telemetry.dependency_up("bus", False)
                 await asyncio.sleep(AGAIN_SECONDS)
@@ -61,30 +61,24 @@ class PostgresBus:
                     timeout=SEND_SECONDS,
                 )
             except FOREIGN as error:
-                connection.terminate()  # ``_listen`` opens another one
-                raise USE.unavailable(error, "be published to") from error
+                connection.terminate()  # ``run`` opens another one
+                raise Unavailable("the bus cannot be published to") from error
 
-    async def _listen(self) -> None:
-        """One connection, until it breaks. Unavailable."""
-        connection = None
+    async def _listen(self, connection: Any) -> None:
+        """Until the connection breaks. Raises what asyncpg raises."""
+        ended = asyncio.Event()
+        connection.add_termination_listener(lambda _: ended.set())
+        await connection.add_listener(self._channel, self._on_notification)
+        self._connection = connection
+        telemetry.dependency_up("bus", True)
         try:
-            connection = await connected(self._settings)
-            ended = asyncio.Event()
-            connection.add_termination_listener(lambda _: ended.set())
-            await connection.add_listener(self._channel, self._on_notification)
-            self._connection = connection
-            telemetry.dependency_up("bus", True)
             while not ended.is_set():
                 async with self._turn:
                     await connection.fetchval("SELECT 1", timeout=QUIET_SECONDS)
                 await wait_at_most(ended, QUIET_SECONDS)
-            raise ConnectionError("the connection was closed")
-        except FOREIGN as error:
-            raise USE.unavailable(error, "be listened to") from error
         finally:
             self._connection = None
-            if connection is not None:
-                connection.terminate()
+        raise ConnectionError("the connection was closed")
 
     def _on_notification(self, _connection: object, _pid: int, _channel: str, text: str) -> None:
         self._inbox.on_payload(text)

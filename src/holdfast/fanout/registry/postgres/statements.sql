@@ -1,7 +1,3 @@
--- name: unsynced
--- A crash empties the tables anyway: no call waits for the disk.
-SET synchronous_commit = off
-
 -- name: register
 -- $1 gateway, $2 connections, $3 devices max, $4 highest time given, $5 the time for tests
 SELECT holdfast_cluster.registry_register_1($1, $2, $3, $4, $5)

@@ -104,7 +104,6 @@ class PostgresRegistry:
 
     async def _change(self, statement: str, *arguments: Any) -> str:
         async with self._database.connection("be changed") as db:
-            await db.execute(SQL["unsynced"])
             answer: str = await db.fetchval(SQL[statement], *arguments, self._clock_us())
             return answer
 
