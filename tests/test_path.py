@@ -8,23 +8,18 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
 import msgspec
 from gateway_rig import PLENTY, PROOFS, FakeSocket, RecordingPresence, principal, settle, verify
-from registry_rig import connect
 
 from holdfast.clock import Ids, timestamp
-from holdfast.eventlog.contract import START
 from holdfast.eventlog.memory import MemoryEventLog
-from holdfast.fanout.contract import Envelope
 from holdfast.fanout.dead_letters import RecentDeadLetters
-from holdfast.fanout.fanout import Fanout, FanoutDeps
+from holdfast.fanout.feed import FeedDeps, LogFeed
 from holdfast.fanout.members import Members
-from holdfast.fanout.memory import LocalLink
-from holdfast.fanout.registry.memory import MemoryRegistry
 from holdfast.gateway.contract import GatewayDeps
 from holdfast.gateway.gateway import Gateway
 from holdfast.gateway.settings import GatewaySettings
@@ -38,7 +33,7 @@ from holdfast.limits.entry_points import EntryPoints
 from holdfast.limits.entry_rules import DEFAULT_RULES
 from holdfast.limits.limiter.limiter import Limiter
 from holdfast.limits.rules import RuleSet
-from holdfast.message import User
+from holdfast.message import LogEntry, User
 from holdfast.store.commands import CommandContext, CreateChat
 from holdfast.store.memory import MemoryStore
 from holdfast.wire.codec import decode_client_frame
@@ -47,7 +42,6 @@ from proof.virtual_loop import LoopClock
 
 ALICE, BOB = User("default", "alice"), User("default", "bob")
 CHAT = "chat_1"
-HERE = "node_1"
 
 
 @dataclass
@@ -59,8 +53,8 @@ class Path:
     intake: Intake
     entry_points: EntryPoints
     gateway: Gateway
-    envelopes: list[Envelope]
-    """What fanout has handed over; the gateway gets it in the last step."""
+    handed: HandedOver
+    """What the feed has handed over; the gateway gets it in the last step."""
 
     async def connect(self, user: User) -> FakeSocket:
         """A client that has resumed and has everything there is: nothing."""
@@ -71,6 +65,20 @@ class Path:
         await settle()
         assert [frame["type"] for frame in socket.take()] == ["connection_established", "resumed"]
         return socket
+
+
+class HandedOver:
+    """A gateway that keeps what the feed hands over."""
+
+    def __init__(self) -> None:
+        self.entries: list[LogEntry] = []
+
+    def deliver(self, entries: Sequence[LogEntry]) -> Sequence[LogEntry]:
+        self.entries += entries
+        return ()
+
+    async def on_log_lost(self) -> None:
+        pass
 
 
 @asynccontextmanager
@@ -91,24 +99,21 @@ async def path() -> AsyncIterator[Path]:
         sends=AdmissionControl(intake, entry_points),
         history=ChatHistory(store, EpochRaiser(durability, clock, ids), PROOFS, clock),
         watermarks=Watermarks(durability, lambda moved: None),
+        proofs=PROOFS,
         verify=verify,
         rng=rng,
     )
-    registry, link, envelopes = MemoryRegistry(clock), LocalLink(), list[Envelope]()
-    await connect(registry, HERE, ALICE, BOB)
-    link.connect(HERE, envelopes.append)
-    fanout_deps = FanoutDeps(
-        log, Members(store.members), registry, link, RecentDeadLetters(), PROOFS, HERE
-    )
+    handed = HandedOver()
+    feed_deps = FeedDeps(log, handed, Members(store.members), RecentDeadLetters())
     created = CommandContext(ALICE, timestamp(clock.now()), "msg_0")
     await store.change(CreateChat(created, CHAT, "group", "lobby", ("bob",)))
     ingest = asyncio.create_task(intake.run())
-    fanout = asyncio.create_task(Fanout(fanout_deps, clock, rng).run(START))
+    feed = asyncio.create_task(LogFeed(feed_deps, clock).run())
     async with Gateway(deps, RecordingPresence(), PLENTY) as gateway:
-        yield Path(store, log, intake, entry_points, gateway, envelopes)
+        yield Path(store, log, intake, entry_points, gateway, handed)
         for connection in gateway.open_connections:
             connection.connection_lost()
-    fanout.cancel()
+    feed.cancel()
     intake.stop()
     await ingest
 
@@ -153,12 +158,12 @@ async def test_message_goes_from_one_client_to_the_other() -> None:
         (entry,), _ = await parts.log.read(created, 10)
         assert entry.what == page.messages[0]
 
-        # 7. fanout: both members are connected to this node, so it gets one envelope.
-        (envelope,) = parts.envelopes
+        # 7. fanout: this node's feed has read the entry and hands it to its gateway.
+        assert parts.handed.entries == [entry]
 
-        # 8. and out again: the gateway encodes the message once and gives it to each
-        #    session; the wire has the same bytes for both.
-        parts.gateway.deliver(envelope)
+        # 8. and out again: the gateway finds both members on its roster, encodes the
+        #    message once and gives it to each session; the wire has the same bytes.
+        parts.gateway.deliver(parts.handed.entries)
         assert alice.writes == bob.writes
         (received,) = bob.take()
         assert (received["type"], received["payload"]["content"]) == ("message", "hello")

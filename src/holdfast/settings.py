@@ -29,7 +29,7 @@ from holdfast.drivers.sqlite.database import SqliteSettings
 from holdfast.errors import BadSetting, HoldfastError
 from holdfast.fanout.dead_letters import DeadLetterSettings
 from holdfast.fanout.ephemeral import EphemeralSettings
-from holdfast.fanout.fanout import RetrySettings
+from holdfast.fanout.feed import RetrySettings
 from holdfast.gateway.settings import GatewaySettings
 from holdfast.history.history import HistorySettings
 from holdfast.ingest.durability import ChangeSettings

@@ -23,9 +23,9 @@ from holdfast.history.history import ChatHistory
 from holdfast.ingest.durability import EpochRaiser, StoreDurability
 from holdfast.ingest.intake import Intake
 from holdfast.ingest.watermarks import Watermarks
-from holdfast.message import Message, User
+from holdfast.message import LogEntry, Message, User
 from holdfast.session.heartbeat import Transmission
-from holdfast.store.commands import CommandContext, CreateChat, RemoveMember
+from holdfast.store.commands import AddMember, CommandContext, CreateChat, RemoveMember
 from holdfast.store.contract import ChatStore
 from holdfast.store.memory import MemoryStore
 from proof.virtual_loop import LoopClock
@@ -160,12 +160,19 @@ class Bench:
         await self.store.change(CreateChat(act, chat_id, "group", "a chat", users[1:]))
         return chat_id
 
-    async def remove(self, chat_id: str, user_id: str) -> None:
-        """An operator removes a member, and nobody here hears of it."""
-        act = CommandContext(
-            User(TENANT, "op"), timestamp(self.clock.now()), self.ids.new("msg_"), operator=True
-        )
-        await self.store.change(RemoveMember(act, chat_id, user_id))
+    async def add(self, chat_id: str, user_id: str) -> LogEntry:
+        """An operator adds a member; the entry reaches nobody here by itself."""
+        changed = await self.store.change(AddMember(self._operator(), chat_id, user_id))
+        return entry(changed.event, changed.chat.epoch)
+
+    async def remove(self, chat_id: str, user_id: str) -> LogEntry:
+        """An operator removes a member; the entry reaches nobody here by itself."""
+        changed = await self.store.change(RemoveMember(self._operator(), chat_id, user_id))
+        return entry(changed.event, changed.chat.epoch)
+
+    def _operator(self) -> CommandContext:
+        at, message_id = timestamp(self.clock.now()), self.ids.new("msg_")
+        return CommandContext(User(TENANT, "op"), at, message_id, operator=True)
 
 
 async def settle(turns: int = 20) -> None:
@@ -189,6 +196,15 @@ def message(chat_id: str, sequence: int, **changes: Any) -> Message:
     return Message(**{**given, **changes})
 
 
+def entry(message: Message, epoch: int = 1) -> LogEntry:
+    """A message as the log has it; a gateway does not look at offsets."""
+    return LogEntry(0, 0, TENANT, message.chat_id, epoch, message)
+
+
+def entries(chat_id: str, *sequences: int) -> list[LogEntry]:
+    return [entry(message(chat_id, sequence)) for sequence in sequences]
+
+
 @asynccontextmanager
 async def bench(
     settings: GatewaySettings | None = None,
@@ -210,6 +226,7 @@ async def bench(
         sends=intake,
         history=ChatHistory(store, EpochRaiser(durability, clock, ids), PROOFS, clock),
         watermarks=Watermarks(durability, lambda moved: None),
+        proofs=PROOFS,
         verify=verify,
         refusal=refusal,
         rng=random.Random(1),

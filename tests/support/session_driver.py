@@ -47,10 +47,15 @@ def message(sequence: int, chat_id: str = "chat_1", content: str = "hello") -> M
 
 
 def run(
-    first: int, last: int | None = None, chat_id: str = "chat_1", content: str = "hello"
+    first: int,
+    last: int | None = None,
+    chat_id: str = "chat_1",
+    content: str = "hello",
+    epoch: int = 1,
 ) -> EncodedRun:
     return EncodedRun(
-        [message(sequence, chat_id, content) for sequence in range(first, (last or first) + 1)]
+        [message(sequence, chat_id, content) for sequence in range(first, (last or first) + 1)],
+        epoch,
     )
 
 

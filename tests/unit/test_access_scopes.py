@@ -7,7 +7,7 @@ from typing import Any, get_args
 
 import pytest
 from api_rig import Rest, error_of, serving
-from gateway_rig import Bench, FakeSocket, bench, message, settle
+from gateway_rig import Bench, FakeSocket, bench, entries, settle
 from session_driver import ANN, Talk
 
 from holdfast.access.principal import USER_SCOPES, Principal, UserScope
@@ -15,7 +15,6 @@ from holdfast.access.tokens import CHATS_MAX, Tokens, TokenSettings, shared_secr
 from holdfast.api.routes import ENDPOINTS
 from holdfast.clock import Ids, ManualClock
 from holdfast.errors import BadSetting, InvalidMessage, Unauthorized
-from holdfast.fanout.contract import Envelope, MessageRun
 from holdfast.message import User
 from holdfast.session.scopes import FRAME_SCOPES
 from holdfast.wire.frames import (
@@ -355,8 +354,8 @@ async def test_a_socket_is_in_no_chat_that_its_token_is_not_good_for() -> None:
             parts.gateway.push_to_user(
                 User("default", "alice"), chat_id, ("receipt", chat_id), b"\x81\x02{}"
             )
-        await parts.gateway.roster_sync.ask_memberships()
-        await parts.gateway.roster_sync.ask_heads()
+        await parts.gateway.roster_sync.compare_memberships()
+        await parts.gateway.roster_sync.compare_heads()
         await settle()
         seen = socket.take()
         assert [frame.get("type") for frame in seen] == [
@@ -398,5 +397,4 @@ async def connected(parts: Bench, scopes: frozenset[UserScope], *chats: str) -> 
 
 
 def push(parts: Bench, chat_id: str, sequence: int) -> None:
-    users = frozenset({User("default", "alice"), User("default", "bob")})
-    parts.gateway.deliver(Envelope([MessageRun("default", [message(chat_id, sequence)], users)]))
+    parts.gateway.deliver(entries(chat_id, sequence))

@@ -10,12 +10,11 @@ from __future__ import annotations
 import asyncio
 import random
 import re
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
-from registry_rig import connect, disconnect
 from scripted_durability import ANNA, BELA, CHAT, Answers, body, create_chat
 from store_rigs import MemoryRig
 
@@ -23,16 +22,13 @@ from holdfast import telemetry
 from holdfast.access.proofs import CursorProofs
 from holdfast.clock import Ids
 from holdfast.eventlog.memory import MemoryEventLog
-from holdfast.fanout.contract import Envelope
 from holdfast.fanout.dead_letters import RecentDeadLetters
-from holdfast.fanout.fanout import Fanout, FanoutDeps
+from holdfast.fanout.feed import FeedDeps, LogFeed
 from holdfast.fanout.members import Members
-from holdfast.fanout.memory import LocalLink
-from holdfast.fanout.registry.memory import MemoryRegistry
 from holdfast.history.history import ChatHistory
 from holdfast.ingest.durability import EpochRaiser, StoreDurability
 from holdfast.ingest.intake import Intake
-from holdfast.message import Acked, Cursor, Message, User
+from holdfast.message import Acked, Cursor, LogEntry, Message, User
 from holdfast.resilience import BreakerState
 from holdfast.store.memory import MemoryStore
 from proof.faults import Fault, FaultPlan, Odds, faulty
@@ -45,42 +41,47 @@ def metric(name: str, **labels: str) -> float:
     return telemetry.REGISTRY.get_sample_value(f"holdfast_{name}", labels) or 0.0
 
 
+class Gateway:
+    """A gateway that notes what its feed hands it; ``fails`` at every batch."""
+
+    def __init__(self) -> None:
+        self.got: list[Message] = []
+        self.fails = False
+
+    def deliver(self, entries: Sequence[LogEntry]) -> Sequence[LogEntry]:
+        if self.fails:
+            raise ZeroDivisionError("a defect")
+        self.got += [entry.what for entry in entries if isinstance(entry.what, Message)]
+        return ()
+
+    async def on_log_lost(self) -> None:
+        pass
+
+
 class Planes:
-    """All three planes; ``store_faults``, ``log_faults``, ``registry_faults`` and
-    ``link_faults`` break their edges.
+    """All three planes, with two gateways that read one log; ``store_faults`` and
+    ``log_faults`` break their edges.
     """
 
     def __init__(self) -> None:
         self.clock = LoopClock()
         self.store, self.log = MemoryStore(), MemoryEventLog()
         self.store.on_commit(self.log.committed)
-        self.registry, self.link = MemoryRegistry(self.clock), LocalLink()
         rng = random.Random(1)
         self.store_faults, self.log_faults = FaultPlan(rng), FaultPlan(rng)
-        self.registry_faults, self.link_faults = FaultPlan(rng), FaultPlan(rng)
         self.durability = StoreDurability(faulty(self.store, self.store_faults), self.clock)
         self.intake = Intake(self.durability, self.clock, Ids(self.clock, rng))
         self.history = ChatHistory(self.store, self.never, CursorProofs(b"test"), self.clock)
-        around = FanoutDeps(
-            log=faulty(self.log, self.log_faults),
-            members=Members(faulty(self.store, self.store_faults).members),
-            registry=faulty(self.registry, self.registry_faults),
-            link=faulty(self.link, self.link_faults),
-            dead_letters=RecentDeadLetters(),
-            proofs=CursorProofs(b"test"),
-            here="east",
-        )
-        self.fanout = Fanout(around, self.clock, rng)
         self.answers = Answers()
-        self.got: dict[str, list[Message]] = {"east": [], "west": []}
-        for gateway in self.got:
-            self.link.connect(gateway, lambda envelope, to=gateway: self.note(to, envelope))
+        self.gateways = {name: Gateway() for name in ("east", "west")}
+        log, members = faulty(self.log, self.log_faults), Members(self.store.members)
+        self.feeds = {
+            name: LogFeed(FeedDeps(log, gateway, members, RecentDeadLetters()), self.clock)
+            for name, gateway in self.gateways.items()
+        }
 
     async def never(self, user: User, chat_id: str, epoch: int) -> None:
         raise AssertionError("no rollback here")
-
-    def note(self, gateway: str, envelope: Envelope) -> None:
-        self.got[gateway] += [message for run in envelope.runs for message in run.messages]
 
     def send(self, key: str, chat: str = CHAT, source: str = "conn_1", user: User = ANNA) -> None:
         self.intake.submit(
@@ -91,7 +92,7 @@ class Planes:
         return self.answers.codes().get(key)
 
     def seen(self, gateway: str) -> list[str | None]:
-        return [message.client_message_id for message in self.got[gateway]]
+        return [message.client_message_id for message in self.gateways[gateway].got]
 
     async def synced(self, user: User, chat: str = CHAT) -> list[str | None]:
         """What a client of the user has after it synced from nothing."""
@@ -100,13 +101,13 @@ class Planes:
 
 
 @asynccontextmanager
-async def running() -> AsyncIterator[Planes]:
+async def running(crashed: str = "") -> AsyncIterator[Planes]:
     planes = Planes()
+    planes.feeds.pop(crashed, None)
     await create_chat(planes.store, ANNA, BELA)
     await create_chat(planes.store, ANNA, BELA, chat_id="other")
-    await connect(planes.registry, "east", ANNA)
-    await connect(planes.registry, "west", BELA)
-    tasks = [asyncio.create_task(planes.intake.run()), asyncio.create_task(planes.fanout.run())]
+    feeds = {name: asyncio.create_task(feed.run()) for name, feed in planes.feeds.items()}
+    tasks = [asyncio.create_task(planes.intake.run()), *feeds.values()]
     await asyncio.sleep(0.01)
     yield planes
     for task in tasks:
@@ -133,13 +134,19 @@ async def test_a_client_that_floods_one_chat_leaves_others_their_turn() -> None:
 
 @pytest.mark.covers("000 connection (gateway crash) to durability")
 @pytest.mark.covers("000 gateway crash")
+@pytest.mark.covers("000 3.2 gateway unreachable: skip")
+@pytest.mark.covers("000 3.2 send timeout: skip")
+@pytest.mark.covers("000 3.2 Redis lookup fails: skip")
+@pytest.mark.covers("000 Redis lookup: graceful")
+@pytest.mark.covers("000 Redis cluster unavailable")
+@pytest.mark.covers("000 Redis connection reset")
 async def test_a_gateway_that_crashes_costs_its_own_connections_and_nothing_else() -> None:
-    async with running() as planes:
-        planes.link.disconnect("west")
+    """No gateway, registry or link is asked for a delivery: each reads the log."""
+    async with running(crashed="west") as planes:
         planes.send("a")
         await asyncio.sleep(2)
         assert planes.code("a") == "ACK"
-        assert planes.seen("east") == ["a"]
+        assert (planes.seen("east"), planes.seen("west")) == (["a"], [])
         assert await planes.synced(BELA) == ["a"], "its clients reconnect elsewhere and sync"
 
 
@@ -191,18 +198,15 @@ async def test_a_log_that_is_down_delays_delivery_and_no_answer() -> None:
 @pytest.mark.covers("000 durability (any failure) to fanout")
 async def test_fanout_goes_on_with_what_is_in_the_log_while_nothing_can_be_stored() -> None:
     async with running() as planes:
-        planes.send("warm")
-        await asyncio.sleep(0.01)
-        planes.link_faults.script["deliver"] = [Fault.DELAY] * 2
-        planes.link_faults.odds = {"deliver": Odds(seconds_max=0.9)}
+        planes.log_faults.script["read"] = [Fault.DELAY] * 2
+        planes.log_faults.odds = {"read": Odds(seconds_max=0.9)}
         planes.send("a")
         planes.send("b")
-        await asyncio.sleep(0)
         await asyncio.sleep(0.001)
         planes.store_faults.odds = {"*": Odds(hang=1.0)}
         planes.send("never", source="conn_9")
         await asyncio.sleep(2)
-        assert planes.seen("west") == ["warm", "a", "b"]
+        assert planes.seen("west") == ["a", "b"]
         await asyncio.sleep(4)
         assert planes.code("never") == "SERVICE_UNAVAILABLE"
         planes.store_faults.heal()
@@ -211,25 +215,25 @@ async def test_fanout_goes_on_with_what_is_in_the_log_while_nothing_can_be_store
 @pytest.mark.covers("000 fanout (consumer lag) to durability")
 async def test_a_fanout_that_lags_does_not_slow_a_send() -> None:
     async with running() as planes:
-        planes.link_faults.odds = {"deliver": Odds(hang=1.0)}
+        planes.log_faults.odds = {"read": Odds(hang=1.0)}
         for n in range(100):
             started = planes.clock.monotonic()
             planes.send(f"k{n}")
             await asyncio.sleep(0.001)
             assert planes.code(f"k{n}") == "ACK"
             assert planes.clock.monotonic() - started < 0.01
-        assert planes.fanout.position.offset(0) < 100
-        planes.link_faults.heal()
+        assert planes.feeds["east"].position.offset(0) < 100
+        planes.log_faults.heal()
 
 
 @pytest.mark.covers("000 fanout (delivery fails) to connection")
 async def test_a_delivery_that_fails_is_skipped_and_the_other_gateways_get_theirs() -> None:
     async with running() as planes:
-        planes.link.connect("west", lambda envelope: 1 / 0)
+        planes.gateways["west"].fails = True
         planes.send("a")
         await asyncio.sleep(0.5)
         assert planes.seen("east") == ["a"]
-        planes.link.connect("west", lambda envelope: planes.note("west", envelope))
+        planes.gateways["west"].fails = False
         planes.send("b")
         await asyncio.sleep(0.5)
         assert planes.seen("west") == ["b"], "no retry queue"
@@ -251,45 +255,6 @@ async def test_a_throttled_store_is_a_retryable_answer_and_no_reason_to_stop_ask
         planes.send("after")
         await asyncio.sleep(0.01)
         assert planes.code("after") == "ACK"
-
-
-@pytest.mark.covers("000 Redis connection reset")
-async def test_a_registry_whose_connection_is_reset_costs_one_lookup() -> None:
-    async with running() as planes:
-        errors = metric("registry_errors_total")
-        planes.registry_faults.script["gateways_of"] = [Fault.LOST_REPLY]
-        planes.send("reset")
-        await asyncio.sleep(0.1)
-        assert (planes.seen("east"), planes.seen("west")) == (["reset"], []), (
-            "degraded to local delivery"
-        )
-        assert metric("dependency_up", dependency="registry") == 0
-        assert await planes.synced(BELA) == ["reset"]
-        planes.send("next")
-        await asyncio.sleep(0.1)
-        assert planes.seen("west") == ["next"]
-        assert metric("dependency_up", dependency="registry") == 1
-        assert metric("registry_errors_total") == errors + 1
-
-
-@pytest.mark.covers("000 Redis cluster unavailable")
-@pytest.mark.covers("000 3.2 Redis lookup fails: skip")
-async def test_a_registry_that_is_down_degrades_to_local_delivery_and_sync() -> None:
-    async with running() as planes:
-        errors = metric("registry_errors_total")
-        planes.registry_faults.script["gateways_of"] = [Fault.FAIL, Fault.HANG]
-        planes.send("refused")
-        await asyncio.sleep(0.1)
-        planes.send("silent")
-        await asyncio.sleep(1.1)
-        assert planes.seen("east") == ["refused", "silent"]
-        assert planes.seen("west") == []
-        assert metric("registry_errors_total") == errors + 2
-        assert await planes.synced(BELA) == ["refused", "silent"]
-        planes.send("back")
-        await asyncio.sleep(0.1)
-        assert planes.seen("west") == ["back"]
-        planes.registry_faults.heal()
 
 
 @pytest.mark.covers("000 counter corruption")
@@ -395,16 +360,3 @@ async def test_a_retry_is_answered_as_the_first_time_and_delivered_once() -> Non
         assert isinstance(again, Acked) and again.deduplicated
         assert planes.seen("west") == ["key"]
         assert metric("durability_idempotency_hits_total") == hits + 1
-
-
-@pytest.mark.covers("000 3.2 recipient offline: skip")
-async def test_who_is_offline_syncs_later() -> None:
-    async with running() as planes:
-        await disconnect(planes.registry, "west", BELA)
-        planes.send("a")
-        await asyncio.sleep(1)
-        assert planes.seen("west") == []
-        await connect(planes.registry, "west", BELA)
-        await asyncio.sleep(60)
-        assert planes.seen("west") == [], "nothing was queued for later"
-        assert await planes.synced(BELA) == ["a"]

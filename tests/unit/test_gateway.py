@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 from collections.abc import Coroutine, Hashable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -10,18 +11,17 @@ from itertools import count
 from typing import Any
 
 import pytest
-from gateway_rig import Bench, FakeSocket, bench, message, settle
+from gateway_rig import Bench, FakeSocket, bench, entries, entry, message, settle
 from store_rigs import draft
 from structlog.testing import capture_logs
 
 from holdfast.clock import TURN_SECONDS, Turns
 from holdfast.errors import Unavailable
-from holdfast.fanout.contract import Envelope, MessageRun
 from holdfast.gateway.connection import Connection
 from holdfast.gateway.gateway import LINES_AT_ONCE, LINES_SECONDS
 from holdfast.gateway.roster_sync import RosterSync
 from holdfast.gateway.settings import GatewaySettings
-from holdfast.message import Cursor, User
+from holdfast.message import ChatCreated, Cursor, LogEntry, User
 from holdfast.session.effects import Effects
 from holdfast.session.session import Session
 from holdfast.session.settings import BackpressureSettings, OutboundSettings
@@ -48,12 +48,6 @@ async def live(parts: Bench, user_id: str) -> FakeSocket:
     await settle()
     assert types_of(socket.take()) == ["connection_established", "resumed"]
     return socket
-
-
-def envelope(
-    chat_id: str, *sequences: int, users: frozenset[User] = frozenset({ALICE, BOB})
-) -> Envelope:
-    return Envelope([MessageRun("default", [message(chat_id, n) for n in sequences], users)])
 
 
 @pytest.mark.covers("000 contract 1, persisted: `message_ack` with the sequence")
@@ -88,10 +82,7 @@ async def test_frames_of_one_turn_leave_in_one_write() -> None:
     async with bench() as parts:
         chats = [await parts.chat("alice", "bob") for _ in range(3)]
         socket = await live(parts, "alice")
-        runs = [
-            MessageRun("default", [message(chat_id, 1)], frozenset({ALICE})) for chat_id in chats
-        ]
-        parts.gateway.deliver(Envelope(runs))
+        parts.gateway.deliver([entry(message(chat_id, 1)) for chat_id in chats])
         await settle()
         assert len(socket.writes) == 1
         assert [f["payload"]["chat_id"] for f in socket.take()] == chats
@@ -101,12 +92,12 @@ async def test_a_run_that_comes_alone_is_written_at_once_but_never_ahead_of_what
     async with bench() as parts:
         chat_id = await parts.chat("alice", "bob")
         socket = await live(parts, "alice")
-        parts.gateway.deliver(envelope(chat_id, 1))
+        parts.gateway.deliver(entries(chat_id, 1))
         assert len(socket.writes) == 1, "before the turn ends"
         socket.connection.writing_paused()
-        parts.gateway.deliver(envelope(chat_id, 2))
+        parts.gateway.deliver(entries(chat_id, 2))
         socket.connection.paused = False
-        parts.gateway.deliver(envelope(chat_id, 3))
+        parts.gateway.deliver(entries(chat_id, 3))
         await settle()
         assert [f["payload"]["sequence"] for f in socket.take()] == [1, 2, 3]
 
@@ -115,7 +106,7 @@ async def test_two_connections_are_written_the_same_bytes() -> None:
     async with bench() as parts:
         chat_id = await parts.chat("alice", "bob")
         one, two = await live(parts, "alice"), await live(parts, "bob")
-        parts.gateway.deliver(envelope(chat_id, 1, 2))
+        parts.gateway.deliver(entries(chat_id, 1, 2))
         await settle()
         assert one.writes[0] is two.writes[0]
 
@@ -127,10 +118,7 @@ async def test_removed_member_gets_the_event_and_nothing_after_it() -> None:
         left = message(
             chat_id, 2, kind="event", content='{"event":"member_removed","user_id":"bob"}'
         )
-        run = MessageRun(
-            "default", [message(chat_id, 1), left, message(chat_id, 3)], frozenset({ALICE, BOB})
-        )
-        parts.gateway.deliver(Envelope([run]))
+        parts.gateway.deliver([*entries(chat_id, 1), entry(left), *entries(chat_id, 3)])
         await settle()
         assert [f["payload"]["sequence"] for f in alice.take()] == [1, 2, 3]
         assert [f["payload"]["sequence"] for f in bob.take()] == [1, 2]
@@ -140,22 +128,20 @@ async def test_new_member_gets_a_resync_and_what_follows() -> None:
     async with bench() as parts:
         chat_id = await parts.chat("alice")
         bob = await live(parts, "bob")
-        joined = message(
-            chat_id, 1, kind="event", content='{"event":"member_added","user_id":"bob"}'
-        )
-        parts.gateway.deliver(Envelope([MessageRun("default", [joined], frozenset({ALICE, BOB}))]))
-        await settle()
+        parts.gateway.deliver([await parts.add(chat_id, "bob")])
+        await asyncio.sleep(0.1)
         assert bob.take() == [
             {"type": "resync", "payload": {"chats": [{"chat_id": chat_id, "head": 1}]}}
         ]
 
 
-async def test_first_message_of_a_chat_created_later_reaches_connected_members() -> None:
+async def test_chat_created_later_reaches_connected_members() -> None:
     async with bench() as parts:
         bob = await live(parts, "bob")
         chat_id = await parts.chat("alice", "bob")
-        parts.gateway.deliver(envelope(chat_id, 1))
-        await settle()
+        created = ChatCreated(("alice", "bob"))
+        parts.gateway.deliver([LogEntry(0, 0, "default", chat_id, 1, created)])
+        await asyncio.sleep(0.1)
         assert types_of(bob.take()) == ["resync"]
 
 
@@ -163,7 +149,7 @@ async def test_an_unknown_member_elsewhere_does_not_make_others_join() -> None:
     async with bench() as parts:
         carol = await live(parts, "carol")
         chat_id = await parts.chat("alice", "bob")
-        parts.gateway.deliver(envelope(chat_id, 1))
+        parts.gateway.deliver(entries(chat_id, 1))
         await settle()
         assert carol.take() == []
 
@@ -173,8 +159,8 @@ async def test_a_paused_socket_is_not_written_to_and_catches_up_when_it_takes_ag
         chat_id = await parts.chat("alice", "bob")
         socket = await live(parts, "alice")
         socket.connection.writing_paused()
-        parts.gateway.deliver(envelope(chat_id, 1))
-        parts.gateway.deliver(envelope(chat_id, 2))
+        parts.gateway.deliver(entries(chat_id, 1))
+        parts.gateway.deliver(entries(chat_id, 2))
         await settle()
         assert socket.writes == []
         socket.connection.writing_resumed()
@@ -192,13 +178,13 @@ async def test_stopped_reader_is_warned_then_closed_with_where_to_sync_from() ->
     async with bench(limits) as parts:
         chat_id = await parts.chat("alice", "bob")
         socket = await live(parts, "alice")
-        parts.gateway.deliver(envelope(chat_id, 1))
+        parts.gateway.deliver(entries(chat_id, 1))
         await settle()
         socket.say("ack", chat_id=chat_id, epoch=1, sequence=1)
         socket.take()
         socket.connection.writing_paused()
         for n in range(2, 40):
-            parts.gateway.deliver(envelope(chat_id, n))
+            parts.gateway.deliver(entries(chat_id, n))
         warned_at = parts.clock.monotonic()
         await asyncio.sleep(4.9)
         assert socket.closed is None
@@ -409,7 +395,7 @@ async def test_above_the_memory_budget_the_fullest_connection_is_shed() -> None:
             parts.connect(None)
         alice.connection.writing_paused()
         for n in range(1, 61):
-            parts.gateway.deliver(envelope(chat_id, n))
+            parts.gateway.deliver(entries(chat_id, n))
         forced = REGISTRY.get_sample_value("holdfast_client_resync_forced_total") or 0.0
         await asyncio.sleep(0.5)
         closing = alice.take()[-1]["payload"]
@@ -558,7 +544,7 @@ async def test_skipped_removal_ends_deliveries_and_sends_a_resync() -> None:
         stays = await parts.chat("alice", "bob")
         alice, bob = await live(parts, "alice"), await live(parts, "bob")
         await parts.remove(chat_id, "bob")
-        await parts.gateway.roster_sync.ask_memberships()
+        await parts.gateway.roster_sync.compare_memberships()
         await parts.gateway.push_to_chats([chat_id], ("typing",), TYPING)
         await settle()
         assert bob.take() == [
@@ -597,10 +583,11 @@ async def test_memberships_read_before_an_event_do_not_take_it_back(what: str) -
         chat_id = await parts.chat(*before)
         bob = await live(parts, "bob")
         store.gate.clear()
-        asking = asyncio.create_task(parts.gateway.roster_sync.ask_memberships())
+        asking = asyncio.create_task(parts.gateway.roster_sync.compare_memberships())
         await settle()
-        event = message(chat_id, 1, kind="event", content=f'{{"event":"{what}","user_id":"bob"}}')
-        parts.gateway.deliver(Envelope([MessageRun("default", [event], frozenset({ALICE}))]))
+        change = parts.remove if what == "member_removed" else parts.add
+        parts.gateway.deliver([await change(chat_id, "bob")])
+        await asyncio.sleep(0.1)
         store.gate.set()
         await asking
         is_in = what == "member_added"
@@ -620,10 +607,10 @@ async def test_member_who_leaves_during_a_membership_check_is_not_put_back(
         )
 
         async def give_way(turns: Turns) -> None:
-            parts.gateway.deliver(Envelope([MessageRun("default", [event], frozenset({ALICE}))]))
+            parts.gateway.deliver([entry(event)])
 
         monkeypatch.setattr(Turns, "give_way", give_way)
-        await parts.gateway.roster_sync.ask_memberships()
+        await parts.gateway.roster_sync.compare_memberships()
         assert [connection.user for connection in parts.gateway.roster.in_chat(chat_id)] == [ALICE]
 
 
@@ -636,7 +623,7 @@ async def test_memberships_that_are_read_for_a_hello_are_not_asked_for_again() -
         parts.connect("bob")
         await settle()
         store.asked.clear()
-        asking = asyncio.create_task(parts.gateway.roster_sync.ask_memberships())
+        asking = asyncio.create_task(parts.gateway.roster_sync.compare_memberships())
         await settle()
         store.gate.set()
         await asking
@@ -653,7 +640,7 @@ async def turns_of(work: Coroutine[Any, Any, None]) -> int:
     return turns
 
 
-@pytest.mark.parametrize("ask", ["ask_heads", "ask_memberships"])
+@pytest.mark.parametrize("ask", ["compare_heads", "compare_memberships"])
 async def test_comparison_with_the_store_yields_to_the_loop(
     ask: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -683,15 +670,15 @@ async def test_heads_without_news_do_not_reach_sessions() -> None:
         await live(parts, "alice")
         never_resumed = parts.connect("bob")
         await asyncio.sleep(1)
-        await parts.gateway.roster_sync.ask_heads()
+        await parts.gateway.roster_sync.compare_heads()
         await asyncio.sleep(1)
         due = never_resumed.connection.due
         named.clear()
-        await parts.gateway.roster_sync.ask_heads()
+        await parts.gateway.roster_sync.compare_heads()
         assert named == []
         assert never_resumed.connection.due == due, "it need not be looked at"
         await parts.store.append([draft("c2", sender=ALICE, chat_id=chats[1])])
-        await parts.gateway.roster_sync.ask_heads()
+        await parts.gateway.roster_sync.compare_heads()
         assert named == [chats[1]] * 2
 
 
@@ -701,7 +688,7 @@ async def test_memberships_read_before_a_connection_came_say_nothing_about_it() 
         await live(parts, "bob")
         chat_id = await parts.chat("alice", "bob")
         store.gate.clear()
-        asking = asyncio.create_task(parts.gateway.roster_sync.ask_memberships())
+        asking = asyncio.create_task(parts.gateway.roster_sync.compare_memberships())
         await settle()
         await parts.remove(chat_id, "bob")
         tablet = parts.connect("bob", "tablet")
@@ -725,8 +712,10 @@ async def test_memberships_that_cannot_be_read_delay_no_other_user() -> None:
         broken.append("alice")
         await parts.chat("carol", "bob")
         history = parts.gateway.roster_sync._history
-        one_by_one = RosterSync(parts.gateway.roster, history, parts.clock, users_per_read=1)
-        await one_by_one.ask_memberships()
+        one_by_one = RosterSync(
+            parts.gateway.roster, history, parts.clock, random.Random(1), users_per_read=1
+        )
+        await one_by_one.compare_memberships()
         await settle()
         assert types_of(bob.take()) == ["resync"]
 
@@ -745,7 +734,7 @@ async def test_the_memberships_of_many_are_asked_for_in_few_reads() -> None:
             parts.connect(f"user_{n}")
         await settle()
         store.reads = 0
-        await parts.gateway.roster_sync.ask_memberships()
+        await parts.gateway.roster_sync.compare_memberships()
         assert store.reads == 3
 
 
@@ -760,7 +749,7 @@ async def test_log_names_the_client_of_a_warning_and_of_a_close() -> None:
             await live(parts, "bob")
             socket.connection.writing_paused()
             for n in range(1, 40):
-                parts.gateway.deliver(envelope(chat_id, n))
+                parts.gateway.deliver(entries(chat_id, n))
             await asyncio.sleep(10)
             assert socket.closed == (4002, "slow_consumer")
     alices = [line for line in logs if line.get("user_id") == "alice"]

@@ -6,9 +6,8 @@ import asyncio
 from itertools import pairwise
 from typing import Any
 
-from gateway_rig import Bench, FakeSocket, bench, message, settle
+from gateway_rig import Bench, FakeSocket, bench, entry, message, settle
 
-from holdfast.fanout.contract import Envelope, MessageRun
 from holdfast.gateway.growing_replies import INTERVAL_SECONDS, SILENT_SECONDS_MAX
 from holdfast.message import User
 from holdfast.session.growing_reply import GrowingReply
@@ -88,14 +87,10 @@ async def test_a_member_who_joins_gets_the_text_so_far_and_one_who_leaves_nothin
         await asyncio.sleep(INTERVAL_SECONDS)
         replies_of(alice)
         assert replies_of(bob) == []
-        events = [
-            message(chat_id, 1, kind="event", content='{"event":"member_added","user_id":"bob"}'),
-            message(
-                chat_id, 2, kind="event", content='{"event":"member_removed","user_id":"alice"}'
-            ),
-        ]
-        run = MessageRun("default", events, frozenset({ALICE, BOB}))
-        parts.gateway.deliver(Envelope([run]))
+        added = await parts.add(chat_id, "bob")
+        left = '{"event":"member_removed","user_id":"alice"}'
+        parts.gateway.deliver([added, entry(message(chat_id, 2, kind="event", content=left))])
+        await asyncio.sleep(0.1)
         grow(parts, growing, "two")
         await asyncio.sleep(INTERVAL_SECONDS)
         assert [frame["text"] for frame in replies_of(bob)] == ["one two"]

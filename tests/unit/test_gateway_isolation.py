@@ -6,11 +6,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pytest
-from gateway_rig import Bench, FakeSocket, bench, message, settle
+from gateway_rig import Bench, FakeSocket, bench, entries, settle
 
 from holdfast.errors import Unavailable
-from holdfast.fanout.contract import Envelope, MessageRun
-from holdfast.message import Cursor, Page, User
+from holdfast.message import Cursor, EpochRaised, LogEntry, Page, User
 from holdfast.store.memory import MemoryStore
 
 USERS = frozenset({User("default", "alice"), User("default", "bob"), User("default", "carol")})
@@ -23,10 +22,6 @@ async def live(parts: Bench, user_id: str) -> FakeSocket:
     await settle()
     socket.take()
     return socket
-
-
-def envelope(*chats: str) -> Envelope:
-    return Envelope([MessageRun("default", [message(chat_id, 1)], USERS) for chat_id in chats])
 
 
 def break_writes(socket: FakeSocket) -> None:
@@ -44,11 +39,11 @@ async def test_connection_that_cannot_be_written_is_aborted_and_others_are_serve
         made = [await parts.chat("alice", "bob", "carol") for _ in range(chats)]
         alice, bob, carol = [await live(parts, name) for name in ("alice", "bob", "carol")]
         break_writes(bob)
-        parts.gateway.deliver(envelope(*made))
+        parts.gateway.deliver([each for chat_id in made for each in entries(chat_id, 1)])
         await settle()
         assert bob.aborted
         assert [len(socket.take()) for socket in (alice, carol)] == [chats, chats]
-        parts.gateway.deliver(Envelope([MessageRun("default", [message(made[0], 2)], USERS)]))
+        parts.gateway.deliver(entries(made[0], 2))
         await settle()
         assert [f["payload"]["sequence"] for f in carol.take()] == [2], "and so is what comes later"
 
@@ -88,10 +83,11 @@ async def test_raised_epoch_resyncs_every_connected_member_at_once() -> None:
     async with bench() as parts:
         chat_id = await parts.chat("alice", "bob")
         alice, bob = await live(parts, "alice"), await live(parts, "bob")
-        parts.gateway.roster_sync.on_head(chat_id, Cursor(2, 7))
+        raised = LogEntry(0, 0, "default", chat_id, 2, EpochRaised(7))
+        parts.gateway.deliver([raised])
         await settle()
         resync = [{"type": "resync", "payload": {"chats": [{"chat_id": chat_id, "head": 7}]}}]
         assert [alice.take(), bob.take()] == [resync, resync]
-        parts.gateway.roster_sync.on_head(chat_id, Cursor(2, 7))
+        parts.gateway.deliver([raised])
         await settle()
         assert alice.take() == [], "once"

@@ -92,7 +92,8 @@ class Store:
         return self.run(chat_id, self.head[chat_id], self.head[chat_id])
 
     def run(self, chat_id: str, first: int, last: int) -> EncodedRun:
-        return EncodedRun([self.message(chat_id, sequence) for sequence in range(first, last + 1)])
+        messages = [self.message(chat_id, sequence) for sequence in range(first, last + 1)]
+        return EncodedRun(messages, self.epoch[chat_id])
 
     def cursor(self, chat_id: str) -> Cursor:
         return Cursor(self.epoch[chat_id], self.head[chat_id])

@@ -183,15 +183,6 @@ def test_joined_chat_is_behind_at_its_head_and_gets_a_resync() -> None:
     assert sequences(talk.read()) == [8]
 
 
-def test_chat_joined_by_an_event_keeps_its_head_when_the_epoch_is_known() -> None:
-    talk = Talk({})
-    talk.do(talk.session.on_membership("chat_1", Cursor(0, 7)))
-    talk.receive(sync(0, epoch=0))
-    talk.deliver(run(8))
-    talk.do(talk.session.on_page(talk.last(Fetch).token, page(0, 7, reset=True), talk.now))
-    assert [p.has_more for p in talk.read() if isinstance(p, Page)] == [True]
-
-
 def test_chat_that_was_left_gets_nothing_more() -> None:
     talk = Talk().live(0)
     talk.do(talk.session.on_membership("chat_1", None))
@@ -264,20 +255,6 @@ def test_chat_joined_again_during_a_resume_is_not_named_gone() -> None:
     assert answer.gone == ["chat_2"]
 
 
-def test_deliveries_and_memberships_before_the_chats_are_known_are_remembered() -> None:
-    talk = Talk(established=False)
-    assert talk.deliver(run(5)) == []
-    talk.do(talk.session.on_membership("chat_2", Cursor(1, 3)))
-    talk.do(talk.session.on_membership("chat_3", None))
-    chats = {"chat_1": Cursor(1, 4), "chat_3": Cursor(1, 1)}
-    talk.do(talk.session.establish(chats, "now"))
-    talk.read()
-    assert set(talk.session.chats) == {"chat_1", "chat_2"}
-    (sent,) = talk.pull(0, page(0, 4))
-    assert isinstance(sent, Page)
-    assert sent.has_more, "sequence 5 was heard of"
-
-
 def test_resumed_chats_are_live_or_listed_with_their_heads() -> None:
     heads = {
         "chat_1": Cursor(1, 4),
@@ -347,14 +324,64 @@ def test_cursors_over_several_frames_are_answered_once_with_the_last_request() -
 def test_a_newer_epoch_from_the_store_restarts_the_chat_and_a_heartbeat_names_it() -> None:
     talk = Talk().live(4)
     talk.session.on_head("chat_1", Cursor(2, 4), talk.now)
-    assert talk.deliver(run(5)) == []
+    assert talk.deliver(run(5, epoch=2)) == []
     talk.wait(6)
     assert Heartbeat({"chat_1": (2, 5)}) in talk.read()
     (sent,) = talk.pull(0, page(0, 5, epoch=2, reset=True))
     assert isinstance(sent, Page)
     assert not sent.has_more
-    talk.deliver(run(6))
+    talk.deliver(run(6, epoch=2))
     assert sequences(talk.read()) == [6]
+
+
+def test_run_of_an_older_epoch_is_dropped_and_one_of_a_newer_makes_the_chat_behind() -> None:
+    talk = Talk({"chat_1": Cursor(2, 4)})
+    talk.pull(4, page(4, 4, epoch=2))
+    assert talk.deliver(run(5, epoch=1)) == []
+    assert not talk.session.deliver_at_once(run(5, epoch=1))
+    assert talk.session.chats["chat_1"].head == 4, "nor is it heard of"
+    talk.deliver(run(3, 5, epoch=3))
+    assert resyncs(talk.read()) == [Resync([ChatHead("chat_1", 5)])]
+    talk.pull(0, page(0, 5, epoch=3, reset=True))
+    talk.deliver(run(6, epoch=3))
+    assert sequences(talk.read()) == [6]
+
+
+def test_membership_event_counts_only_after_where_the_membership_was_read() -> None:
+    progress = ChatProgress(Cursor(2, 10))
+    assert progress.reflects(Cursor(2, 10)) and not progress.reflects(Cursor(2, 11))
+    assert progress.reflects(Cursor(1, 99)), "of an epoch that is over"
+    assert progress.reflects(Cursor(3, 10)), "read late: it has the chat's present epoch"
+    progress.on_epoch_raised(Cursor(2, 4))
+    assert progress.reflects(Cursor(2, 10)), "known before"
+    progress.on_epoch_raised(Cursor(3, 4))
+    assert progress.reflects(Cursor(3, 4)) and not progress.reflects(Cursor(3, 5))
+
+
+def test_chat_is_live_after_a_loss_only_when_its_membership_was_read() -> None:
+    progress = ChatProgress(Cursor(1, 4))
+    progress.settle(page(0, 4))
+    progress.on_log_lost()
+    assert not progress.settle(page(4, 6)).has_more
+    assert not progress.live and not progress.reflects(Cursor(1, 1))
+    assert not progress.on_membership_read(Cursor(1, 6)), "nothing was missed"
+    assert progress.live and progress.through == 6
+
+
+@pytest.mark.parametrize("read", [Cursor(1, 5), Cursor(2, 4)], ids=["missed", "epoch"])
+def test_chat_that_missed_something_in_a_loss_must_be_pulled(read: Cursor) -> None:
+    progress = ChatProgress(Cursor(1, 4))
+    progress.settle(page(0, 4))
+    progress.on_log_lost()
+    assert progress.on_membership_read(read) and not progress.live
+    progress.settle(page(0, read.sequence, epoch=read.epoch, reset=read.epoch > 1))
+    assert progress.live
+
+
+def test_chat_that_was_never_pulled_is_not_live_after_a_loss() -> None:
+    progress = ChatProgress(Cursor(1, 0))
+    progress.on_log_lost()
+    assert progress.on_membership_read(Cursor(1, 0)) and not progress.live
 
 
 def test_after_a_reset_only_what_its_page_holds_was_sent() -> None:
@@ -497,54 +524,3 @@ def test_page_that_ends_one_short_of_the_head_has_more() -> None:
     sent = place.settle(page(0, 10))
     assert sent.has_more and sent.head == 11
     assert not place.live, "the next push would be behind a hole"
-
-
-@pytest.mark.parametrize(
-    "learned",
-    [
-        "by a page",
-        "by a resume with a page",
-        "by a resume without one",
-        "by an event",
-        "from the store",
-    ],
-)
-def test_read_of_a_chat_joined_by_an_event_counts_once_its_epoch_is_known(
-    learned: str,
-) -> None:
-    talk = Talk({})
-    talk.do(talk.session.on_membership("chat_1", Cursor(0, 5)))
-    assert talk.receive(Read(payload=ReadBody("chat_1", 5))) == []
-    assert talk.receive(Read(payload=ReadBody("chat_1", 3))) == [], "a watermark only rises"
-    match learned:
-        case "by a page":
-            talk.pull(0, page(0, 5, epoch=4))
-        case "by a resume with a page":
-            talk.resume({}, ResumeRead([page(0, 5, epoch=4)], ["chat_1"], [], {}))
-        case "by a resume without one":
-            talk.resume({}, ResumeRead([], ["chat_1"], [], {"chat_1": Cursor(4, 5)}))
-        case "by an event":
-            talk.do(talk.session.on_membership("chat_1", Cursor(4, 5)))
-        case _:
-            talk.do(talk.session.on_head("chat_1", Cursor(4, 5), talk.now))
-    assert talk.last(WasRead) == WasRead("chat_1", 4, 5) and talk.count(WasRead) == 1
-    talk.do(talk.session.on_head("chat_1", Cursor(4, 5), talk.now))
-    assert talk.count(WasRead) == 1
-    assert talk.receive(Read(payload=ReadBody("chat_1", 4))) == [WasRead("chat_1", 4, 4)]
-
-
-def test_kept_read_is_forgotten_with_the_chat() -> None:
-    talk = Talk({})
-    talk.do(talk.session.on_membership("chat_1", Cursor(0, 5)))
-    talk.receive(Read(payload=ReadBody("chat_1", 5)))
-    talk.do(talk.session.on_membership("chat_1", None))
-    talk.do(talk.session.on_membership("chat_1", Cursor(0, 9)))
-    talk.do(talk.session.on_head("chat_1", Cursor(4, 9), talk.now))
-    assert talk.count(WasRead) == 0
-
-
-def test_a_cursor_beyond_the_chats_end_proves_a_rollback_and_no_delivery() -> None:
-    """Else acks up to it would count as old if the epoch is not raised."""
-    place = ChatProgress(Cursor(1, 10))
-    place.pull(Cursor(1, 99))
-    assert place.acked == 10

@@ -78,25 +78,25 @@ def test_the_same_device_name_of_another_user_or_tenant_is_another_device() -> N
     assert len(here) == 3
 
 
-def test_joining_and_leaving_concern_every_device_of_the_user() -> None:
+def test_session_joins_and_leaves_a_chat_once() -> None:
     here = roster()
     phone, laptop, bob = Here(ANN), Here(ANN, "laptop"), Here(BOB)
     for session in (phone, laptop, bob):
         here.add(session)
-    here.join(ANN, "chat_1")
-    here.join(ANN, "chat_1")
-    here.join(BOB, "chat_1")
+    for session in (phone, laptop, phone, bob):
+        here.join(session, "chat_1")
     assert here.in_chat("chat_1") == (phone, laptop, bob)
-    here.leave(ANN, "chat_1")
-    here.leave(ANN, "chat_1")
-    assert here.in_chat("chat_1") == (bob,)
+    here.leave(phone, "chat_1")
+    here.leave(phone, "chat_1")
+    assert here.in_chat("chat_1") == (laptop, bob)
 
 
 def test_a_session_that_ends_before_its_hello_leaves_nothing_behind() -> None:
     here, session = roster(), Here(ANN, chats={"chat_2"})
     here.add(session)
-    here.join(ANN, "chat_1")
+    here.join(session, "chat_1")
     here.remove(session)
+    here.join(session, "chat_1")
     here.establish(session)
     assert (here.in_chat("chat_1"), list(here.chats), list(here.users), len(here)) == (
         (),
@@ -117,21 +117,6 @@ def test_delivery_reaches_the_sessions_present_when_it_began() -> None:
         here.remove(session)
         reached.append(session)
     assert reached == sessions
-
-
-def test_missing_users_are_computed_again_after_any_change() -> None:
-    here, ann, bob = roster(), Here(ANN, chats={"chat_1"}), Here(BOB, chats={"chat_1"})
-    both = frozenset({ANN, BOB})
-    assert here.missing("chat_1", both) == both
-    for session in (ann, bob):
-        here.add(session)
-        here.establish(session)
-        assert here.missing("chat_1", both) == ({BOB} if session is ann else set())
-    assert not here.missing("chat_1", both), "the same set again"
-    here.leave(ANN, "chat_1")
-    assert here.missing("chat_1", both) == {ANN}
-    here.remove(bob)
-    assert here.missing("chat_1", both) == both
 
 
 def test_a_user_needs_at_least_one_connection() -> None:
@@ -177,12 +162,14 @@ class Comings(RuleBasedStateMachine):
     @rule(user=st.sampled_from([ANN, BOB]), chat_id=st.sampled_from(["chat_1", "chat_2"]))
     def joins(self, user: User, chat_id: str) -> None:
         self.members[chat_id].add(user)
-        self.roster.join(user, chat_id)
+        for session in self.roster.of_user(user):
+            self.roster.join(session, chat_id)
 
     @rule(user=st.sampled_from([ANN, BOB]), chat_id=st.sampled_from(["chat_1", "chat_2"]))
     def leaves(self, user: User, chat_id: str) -> None:
         self.members[chat_id].discard(user)
-        self.roster.leave(user, chat_id)
+        for session in self.roster.of_user(user):
+            self.roster.leave(session, chat_id)
 
     @invariant()
     def everybody_is_found_and_nobody_else(self) -> None:

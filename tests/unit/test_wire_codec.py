@@ -162,7 +162,7 @@ def test_header_of_a_text_frame_holds_its_size(size: int) -> None:
 
 
 def test_a_run_is_the_frames_of_its_messages_one_after_the_other() -> None:
-    run = EncodedRun([message(4), message(5), message(6)])
+    run = EncodedRun([message(4), message(5), message(6)], 1)
     assert (run.chat_id, run.first, run.last, run.count, run.size) == (
         "chat_1",
         4,

@@ -1,16 +1,9 @@
-"""The members of chats, as far as the log has been read.
+"""The members of chats, kept in memory for what is asked often.
 
-A chat's members are loaded from the store when they are first needed and kept up to
-date by membership events. Memory is bounded: the least recently used chats are
-forgotten.
-
-Loading is safe although the store may be ahead of the log. An entry is in the log only
-after its commit, and a load reads committed data, so it reflects every entry read so
-far and perhaps some not read yet. Applying those again changes nothing in the end,
-because each event sets one user's membership absolutely, in commit order. Until then a
-user added later gets a few earlier messages (members may read all of a chat), and a
-user removed later misses a few (they may not read the chat any more, and still get the
-removal event).
+A chat's members are loaded from the store when they are first needed, and forgotten
+when the log has an event of their chat. An entry is in the log only after its commit,
+so what is loaded after it reflects it. Memory is bounded: the least recently used chats
+are forgotten.
 """
 
 from __future__ import annotations
@@ -57,16 +50,19 @@ class Members:
                 self._put(chat_id, loaded)
         return known
 
-    def learn(self, chat_id: str, members: frozenset[User]) -> None:
-        """Set a chat's members by the log. A load in progress is older: discard it."""
-        self._loads.pop(chat_id, None)
-        self._put(chat_id, members)
-
     def forget(self, chat_id: str) -> None:
-        """Forget a chat after an event that cannot be read; the next use loads it."""
+        """Forget a chat, also a load in progress, which may be older than the event
+        that is the reason; the next use loads it.
+        """
         self._loads.pop(chat_id, None)
         old = self._chats.pop(chat_id, None)
         self._count -= 0 if old is None else _weight(old)
+
+    def forget_all(self) -> None:
+        """Forget every chat, because events may be lost."""
+        self._loads.clear()
+        self._chats.clear()
+        self._count = 0
 
     def __len__(self) -> int:
         return len(self._chats)
@@ -80,7 +76,7 @@ class Members:
         return self._count
 
     def _ended(self, chat_id: str, ticket: object) -> bool:
-        """End a load. Whether nothing was learned about the chat since it began."""
+        """End a load. Whether the chat was not forgotten since it began."""
         tickets = self._loads.get(chat_id, set())
         current = ticket in tickets
         tickets.discard(ticket)

@@ -128,7 +128,7 @@ class Connection:
 
     @property
     def chats(self) -> Collection[str]:
-        return self.session.chats
+        return self.session.chats.keys()
 
     def reads(self, chat_id: str) -> bool:
         return self.session.principal.reads(chat_id)
@@ -459,7 +459,7 @@ class Connection:
 
     async def _establish(self, session: Session) -> None:
         try:
-            memberships = await self._deps.history.memberships(session.user)
+            memberships = await self._host.read_memberships(self)
         except HoldfastError as error:
             self.write(encode_frame(error_payload(error)))
             self._answer_early(error)

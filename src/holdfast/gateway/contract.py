@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
 from holdfast.access.principal import Principal
+from holdfast.access.proofs import CursorProofs
 from holdfast.clock import Clock, Ids
 from holdfast.errors import HoldfastError
+from holdfast.fanout.feed import RetrySettings
 from holdfast.gateway.settings import GatewaySettings
 from holdfast.history.history import ChatHistory
 from holdfast.ingest.contract import Sends
 from holdfast.ingest.watermarks import Watermarks
-from holdfast.message import User
+from holdfast.message import Cursor, User
 from holdfast.session.heartbeat import Transmission
 from holdfast.session.settings import SessionSettings
 
@@ -63,6 +65,12 @@ class ConnectionHost(Protocol):
         """Put the new session on the roster, before its memberships are read."""
         ...
 
+    async def read_memberships(self, connection: Connection) -> Mapping[str, Cursor]:
+        """The user's chats. Establish the session in the same step, without waiting:
+        a change of a membership after this counts for the session itself.
+        """
+        ...
+
     def on_established(self, connection: Connection) -> None:
         """The session knows its chats: deliver their messages to it."""
         ...
@@ -104,6 +112,7 @@ class GatewayDeps:
     sends: Sends
     history: ChatHistory
     watermarks: Watermarks
+    proofs: CursorProofs
     verify: Callable[[str], Principal]
     rng: random.Random
     """Spreads the heartbeats, rotations and reconnects of many clients."""
@@ -111,6 +120,7 @@ class GatewayDeps:
     """Why this principal and device are cut off (revoked); None if they are not."""
     sends_failing_seconds: Callable[[], float] = lambda: 0.0
     """How long every send has been refused because the store is unavailable."""
+    retry: RetrySettings = field(default_factory=RetrySettings)
     session_settings: SessionSettings = field(init=False)
     """One value that all sessions share."""
 

@@ -1,22 +1,32 @@
 """The connections of this node: what reaches them, when they are due, how they end.
 
-The gateway has no state beyond its sockets. It delivers the envelopes of fanout, calls
-``tick`` for every session that is due, checks its memory budget, and drains when the
-node stops. It never waits for a client.
+The gateway has no state beyond its sockets. It delivers the entries of the event log to
+the sessions on its roster, calls ``tick`` for every session that is due, checks its
+memory budget, and drains when the node stops. It never waits for a client.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterable, Sequence
+from collections.abc import (
+    Awaitable,
+    Callable,
+    Collection,
+    Coroutine,
+    Iterable,
+    Mapping,
+    Sequence,
+)
 from functools import partial
 from types import TracebackType
 from typing import Any, Protocol
 
+from msgspec.structs import replace
+
 from holdfast import telemetry
 from holdfast.access.principal import Principal
 from holdfast.clock import Turns, wait_at_most
-from holdfast.fanout.contract import Envelope
+from holdfast.fanout.routing import DeliveryStep, route
 from holdfast.gateway.connection import Connection
 from holdfast.gateway.contract import GatewayDeps, Socket
 from holdfast.gateway.cutoff import Cutoff
@@ -24,13 +34,15 @@ from holdfast.gateway.growing_replies import GrowingReplies
 from holdfast.gateway.memory_budget import MemoryBudget
 from holdfast.gateway.roster_sync import RosterSync
 from holdfast.gateway.transport.linger import LINGER_SECONDS
-from holdfast.message import Message, User
+from holdfast.message import Cursor, LogEntry, Message, User
 from holdfast.session.outbound import WAKE
 from holdfast.session.roster import Roster
 from holdfast.wire.close_codes import CloseReason
 from holdfast.wire.codec import EncodedRun
 
 TICK_SECONDS = 0.25
+GATHER_SECONDS = 0.01
+"""After a read of joined chats, those that come within this time share the next."""
 LINES_AT_ONCE = 100
 """Lines of one log event per ``LINES_SECONDS``; a last line counts those left out."""
 LINES_SECONDS = 5.0
@@ -72,7 +84,7 @@ class Gateway:
         self._tasks: set[asyncio.Task[None]] = set()
         self._timers: list[asyncio.Task[None]] = []
         self.cutoff = Cutoff(deps, self._roster, self._connections.values)
-        self.roster_sync = RosterSync(self._roster, deps.history, deps.clock)
+        self.roster_sync = RosterSync(self._roster, deps.history, deps.clock, deps.rng, deps.retry)
         self.replies = GrowingReplies(self._roster, _give_up)
         self.memory_budget = MemoryBudget(memory_budget_bytes)
         self._log = telemetry.ThrottledLog(LINES_AT_ONCE, LINES_SECONDS)
@@ -83,8 +95,10 @@ class Gateway:
         heartbeat = self._deps.settings.timeouts.heartbeat_interval_seconds
         self._timers = [
             asyncio.create_task(_every(TICK_SECONDS, self._tick)),
-            asyncio.create_task(_every(heartbeat, self.roster_sync.ask_heads)),
-            asyncio.create_task(_every(heartbeat, self.roster_sync.ask_memberships)),
+            asyncio.create_task(_every(heartbeat, self.roster_sync.compare_heads)),
+            asyncio.create_task(_every(heartbeat, self.roster_sync.compare_memberships)),
+            asyncio.create_task(_every(GATHER_SECONDS, self.roster_sync.read_joined)),
+            asyncio.create_task(_every(GATHER_SECONDS, self.roster_sync.settle_doubts)),
         ]
         return self
 
@@ -134,28 +148,38 @@ class Gateway:
             connection.open(principal)
         return connection
 
-    # --- called by fanout -------------------------------------------------------------
+    # --- called by the feed -----------------------------------------------------------
 
-    def deliver(self, envelope: Envelope) -> None:
-        """Queue committed messages to the sessions of their chats.
-
-        A run is cut behind each membership event, so that the roster is exact for
-        every message: a user who leaves gets the event of leaving and nothing after it,
-        a user who joins gets what follows the event.
+    def deliver(self, entries: Sequence[LogEntry]) -> Sequence[LogEntry]:
+        """Queue committed messages to the sessions of their chats, and apply the events
+        in between. Returns the events that do not say what they change.
         """
         now = self._deps.clock.monotonic()
         delivered = 0
-        one_run = len(envelope.runs) == 1
-        for found in envelope.runs:
-            self.roster_sync.add_missing(found)
-            parts = _cut_behind_events(found.messages)
-            for messages in parts:
-                delivered += self._deliver_run(
-                    EncodedRun(messages), now, alone=one_run and len(parts) == 1
-                )
-                if messages[-1].kind == "event":
-                    self.roster_sync.apply(found.tenant, messages[-1])
+        unreadable: list[LogEntry] = []
+        steps = route(entries, self._roster.chats)
+        for step in steps:
+            if step.messages:
+                run = EncodedRun(self._proven(step), step.epoch)
+                delivered += self._deliver_run(run, now, alone=len(steps) == 1)
+            if step.ends_with is not None and not self.roster_sync.apply(step.ends_with):
+                unreadable.append(step.ends_with)
         telemetry.delivered(delivered)
+        _count_messages(entries, steps)
+        return unreadable
+
+    async def on_log_lost(self) -> None:
+        await self.roster_sync.on_log_lost()
+
+    def _proven(self, step: DeliveryStep) -> list[Message]:
+        """Add the cursor proofs: once per message, not per connection, because the
+        frame too is encoded only once.
+        """
+        prove, tenant, chat_id, epoch = self._deps.proofs.of, step.tenant, step.chat_id, step.epoch
+        return [
+            replace(message, proof=prove(tenant, chat_id, Cursor(epoch, message.sequence)))
+            for message in step.messages
+        ]
 
     def _deliver_run(self, run: EncodedRun, now: float, *, alone: bool) -> int:
         """The hot path: nothing is done per connection that can be done per run.
@@ -234,6 +258,9 @@ class Gateway:
         for displaced in self._roster.add(connection):
             displaced.close(CloseReason.DUPLICATE_CONNECTION)
         self._presence.on_connected(connection.user, connection.device_id, connection.connection_id)
+
+    async def read_memberships(self, connection: Connection) -> Mapping[str, Cursor]:
+        return await self.roster_sync.read_memberships(connection)
 
     def on_established(self, connection: Connection) -> None:
         self._roster.establish(connection)
@@ -347,6 +374,16 @@ def _give_up(connection: Connection, error: BaseException) -> None:
     connection.abort()
 
 
+def _count_messages(entries: Sequence[LogEntry], steps: Sequence[DeliveryStep]) -> None:
+    """Count what concerned a session here, and what nobody here is in the chat of."""
+    here = sum(len(step.messages) for step in steps)
+    ends = (step.ends_with for step in steps)
+    events = sum(end is not None and not isinstance(end.what, Message) for end in ends)
+    telemetry.handed_over(here)
+    if nobody := len(entries) - here - events:
+        telemetry.delivery_skipped("offline", nobody)
+
+
 async def _every(seconds: float, do: Callable[[], Awaitable[None]]) -> None:
     """Repeat until cancelled; a failure is reported as a defect."""
     while True:
@@ -355,15 +392,3 @@ async def _every(seconds: float, do: Callable[[], Awaitable[None]]) -> None:
             await do()
         except Exception as error:
             telemetry.defect("gateway", error)
-
-
-def _cut_behind_events(messages: Sequence[Message]) -> list[Sequence[Message]]:
-    parts = []
-    start = 0
-    for index, message in enumerate(messages, 1):
-        if message.kind == "event":
-            parts.append(messages[start:index])
-            start = index
-    if start < len(messages):
-        parts.append(messages[start:] if start else messages)
-    return parts

@@ -41,14 +41,14 @@ from holdfast.errors import (
     Unavailable,
 )
 from holdfast.ingest.contract import Durability
-from holdfast.message import Acked, Cursor, Draft, Outcome, User, Watermark
+from holdfast.message import Acked, Draft, Outcome, User, Watermark
 from holdfast.resilience import (
     HANGING_RETRY_SECONDS,
     BreakerSettings,
     BreakerState,
     DependencyBreaker,
 )
-from holdfast.store.commands import Command, CommandContext, CommandResult, RaiseEpoch, RecoverChat
+from holdfast.store.commands import Command, CommandContext, CommandResult, RaiseEpoch
 from holdfast.store.contract import ChatStore
 
 T = TypeVar("T")
@@ -101,8 +101,6 @@ class StoreDurability:
         breaker: BreakerSettings | None = None,
         changes: ChangeSettings | None = None,
     ) -> None:
-        self.on_epoch_raised: Callable[[str, Cursor], None] = lambda chat_id, head: None
-        """Called with each chat whose copies must be dropped."""
         self._store = store
         self._clock = clock
         self._at_once = store.grouping.at_once
@@ -167,12 +165,7 @@ class StoreDurability:
     async def change(self, command: Command, deadline: float) -> CommandResult:
         lane = self._store.lane(command.chat_id)
         with self._one_change(lane):
-            changed = await self._write(lambda: self._store.change(command), lane, deadline)
-        if isinstance(command, RecoverChat | RaiseEpoch):
-            self.on_epoch_raised(
-                changed.chat.chat_id, Cursor(changed.chat.epoch, changed.chat.head)
-            )
-        return changed
+            return await self._write(lambda: self._store.change(command), lane, deadline)
 
     async def mark(self, watermarks: Sequence[Watermark]) -> bool:
         deadline = self._clock.monotonic() + MARK_SECONDS

@@ -22,9 +22,7 @@ from holdfast.errors import BadSetting, extra
 from holdfast.eventlog.contract import EventLog
 from holdfast.eventlog.sqlite import SqliteEventLog
 from holdfast.fanout.bus.contract import Bus
-from holdfast.fanout.contract import Link
 from holdfast.fanout.dead_letters import DeadLetters
-from holdfast.fanout.memory import LocalLink
 from holdfast.fanout.registry.contract import Registry
 from holdfast.limits.rulestore.sqlite import LIMITS
 from holdfast.limits.snapshot_file import identity
@@ -58,7 +56,6 @@ class Engines(NamedTuple):
     registry: Registry
     bus: Bus
     leases: Leases
-    link: Link
     dead_letters: DeadLetters
     credentials: CredentialStore
     revocations: Revocations
@@ -98,7 +95,6 @@ async def open_engines(settings: Settings, state: Path, clock: Clock) -> AsyncIt
             registry=between.registry,
             bus=between.bus,
             leases=between.leases,
-            link=LocalLink(),
             dead_letters=shared.dead_letters,
             credentials=shared.credentials,
             revocations=shared.revocations,

@@ -6,7 +6,7 @@ import asyncio
 import hashlib
 import os
 import random
-from collections.abc import AsyncIterator, Iterable, Mapping, Sequence, Set
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager, nullcontext
 from typing import Any
 
@@ -30,11 +30,10 @@ from holdfast.fanout.bus.contract import (
     Status,
 )
 from holdfast.fanout.ephemeral import Ephemeral
-from holdfast.fanout.fanout import Fanout, FanoutDeps
+from holdfast.fanout.feed import FeedDeps, LogFeed
 from holdfast.fanout.members import Members
 from holdfast.fanout.presence import CALL_SECONDS, PresenceReporter
 from holdfast.fanout.registry.contract import NodeRecord
-from holdfast.fanout.registry.memory import MemoryRegistry
 from holdfast.fanout.registry.sweeper import RegistrySweeper
 from holdfast.gateway.contract import GatewayDeps
 from holdfast.gateway.gateway import Gateway
@@ -62,21 +61,6 @@ from holdfast.settings import Settings, differences
 from holdfast.streaming.assistants.replying import AssistantDeps
 from holdfast.webhooks.parts import WorkParts
 from holdfast.wire.frames import Presence
-
-
-class _UsersHere(MemoryRegistry):
-    """For fanout: every node reads the whole log and delivers to its own users."""
-
-    def __init__(self, node_id: str, gateway: Gateway, clock: Clock) -> None:
-        super().__init__(clock)
-        self._node_id = node_id
-        self._roster = gateway.roster
-
-    async def gateways_of(self, users: Iterable[User]) -> Mapping[str, Set[User]]:
-        here = self._roster.users
-        found = frozenset(user for user in users if user in here)
-        return {self._node_id: found} if found else {}
-
 
 ROLES = ("gateway", "ingest", "streaming", "work", "admin")
 """What every node does."""
@@ -142,17 +126,15 @@ class Node:
         self._presence_reporter = self._make_presence_reporter()
         self._sweeper = RegistrySweeper(engines.registry, self._ephemeral, engines.leases, clock)
         self.gateway = Gateway(
-            self._gateway_deps(), self._presence_reporter, _memory_budget(settings)
+            self._gateway_deps(proofs), self._presence_reporter, _memory_budget(settings)
         )
-        self._fanout = self._make_fanout(members, proofs)
+        self._feed = self._make_feed(members)
         self.streaming = NodeStreaming(settings, self.node_id, engines, limits, clock)
         self._connect()
 
     def _connect(self) -> None:
         """Connect the callbacks that lead back to the gateway."""
-        self._durability.on_epoch_raised = self.gateway.roster_sync.on_head
         self.revocations.on_added = self.gateway.cutoff.on_revoked
-        self.engines.link.connect(self.node_id, self.gateway.deliver)
         self._ephemeral.connect(self.gateway)
         self._presence_reporter.close_displaced = self.gateway.close_displaced
         bus = self.engines.bus
@@ -179,7 +161,7 @@ class Node:
     # --- what the parts need of each other
     # --------------------------------------------------------------
 
-    def _gateway_deps(self) -> GatewayDeps:
+    def _gateway_deps(self, proofs: CursorProofs) -> GatewayDeps:
         return GatewayDeps(
             settings=self.settings.gateway,
             clock=self._clock,
@@ -187,10 +169,12 @@ class Node:
             sends=self._sends,
             history=self.history,
             watermarks=self._watermarks,
+            proofs=proofs,
             verify=self.tokens.verify,
             refusal=self.revocations.refusal,
             rng=random.Random(),
             sends_failing_seconds=lambda: self._durability.breaker_open_seconds,
+            retry=self.settings.fanout.retry,
         )
 
     def _make_presence_reporter(self) -> PresenceReporter:
@@ -204,21 +188,11 @@ class Node:
             self.settings.gateway.connections_per_user,
         )
 
-    def _make_fanout(self, members: Members, proofs: CursorProofs) -> Fanout:
-        settings = self.settings.fanout
-        deps = FanoutDeps(
-            log=self.engines.log,
-            members=members,
-            registry=_UsersHere(self.node_id, self.gateway, self._clock),
-            link=self.engines.link,
-            dead_letters=self.engines.dead_letters,
-            proofs=proofs,
-            here=self.node_id,
-        )
-        return Fanout(
-            deps,
+    def _make_feed(self, members: Members) -> LogFeed:
+        settings, engines = self.settings.fanout, self.engines
+        return LogFeed(
+            FeedDeps(engines.log, self.gateway, members, engines.dead_letters),
             self._clock,
-            random.Random(),
             settings.retry,
             settings.read_entries_max,
             self._ephemeral.on_entries,
@@ -269,7 +243,7 @@ class Node:
             task.add_done_callback(self._ended_by_itself)
         try:
             async with (
-                background_task("fanout", self._fanout.run),
+                background_task("fanout", self._feed.run),
                 background_task("ephemeral", self._ephemeral.run),
                 background_task("bus", self.engines.bus.run),
                 background_task("attendance", self._presence_reporter.run),
@@ -320,7 +294,7 @@ class Node:
     async def _lag(self) -> int | None:
         """None if the log does not answer; the status reports that as a dependency."""
         try:
-            return await self.engines.log.lag(self._fanout.position)
+            return await self.engines.log.lag(self._feed.position)
         except HoldfastError:
             return None
 

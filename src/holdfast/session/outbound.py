@@ -9,7 +9,9 @@ threshold, so a slow connection is always above them; a close sets one below zer
 that nothing passes.
 
 So four states need no test of their own in ``deliver``: not established yet (no
-progress), behind (``expects`` is 0, and no sequence is), slow, and closed.
+progress), behind (``expects`` is 0, and no sequence is), slow, and closed. A run of
+another epoch than the session's has its own: a lower one is dropped, a higher one makes
+the chat behind.
 """
 
 from __future__ import annotations
@@ -40,16 +42,6 @@ WAKE: Effects = (Wake(),)
 _NO_ROOM = -1
 
 
-class _Early:
-    """Newest heads, joins and leaves from before the memberships are read."""
-
-    __slots__ = ("heads", "members")
-
-    def __init__(self) -> None:
-        self.heads: dict[str, int] = {}
-        self.members: dict[str, Cursor | None] = {}
-
-
 class OutboundBuffer:
     """The outbound side of one session.
 
@@ -61,7 +53,6 @@ class OutboundBuffer:
         "_bytes_ceiling",
         "_chats_per_frame",
         "_closed",
-        "_early",
         "_messages_ceiling",
         "_pending_resyncs",
         "_reading",
@@ -78,7 +69,6 @@ class OutboundBuffer:
         self._settings: OutboundSettings = settings.backpressure.outbound
         self._chats_per_frame = settings.pages.resume_chats_per_frame
         self._closed = False
-        self._early: _Early | None = _Early()
         self._pending_resyncs: dict[str, ChatProgress] | None = None
         self._reading = True
         self._recovered = False
@@ -92,25 +82,14 @@ class OutboundBuffer:
         self._bytes_ceiling = self._settings.max_buffer_bytes * percent // 100
 
     def establish(self, memberships: Mapping[str, Cursor]) -> None:
-        """Set the chats as read from the store, with later changes; all start behind.
+        """Set the chats as read from the store; all start behind.
 
         Chat ids are interned, as in runs: they are shared by all connections, and found
         in a dictionary by identity.
         """
-        early, self._early = self._early, None
         self.chats = {
             sys.intern(chat_id): ChatProgress(head) for chat_id, head in memberships.items()
         }
-        if early is None:
-            return
-        for chat_id, head in early.members.items():
-            if head is None:
-                self.chats.pop(chat_id, None)
-            elif chat_id not in self.chats:
-                self.chats[sys.intern(chat_id)] = ChatProgress(head)
-        for chat_id, sequence in early.heads.items():
-            if chat_id in self.chats:
-                self.chats[chat_id].raise_head(sequence)
 
     def deliver_at_once(self, run: EncodedRun) -> bool:
         """If the run is next and nothing waits, count it as sent and return True.
@@ -122,6 +101,7 @@ class OutboundBuffer:
         if (
             progress is None
             or progress.expects != run.first
+            or progress.epoch != run.epoch
             or lanes.runs
             or lanes.mixed
             or self._closed
@@ -146,6 +126,7 @@ class OutboundBuffer:
         if (
             progress is None
             or progress.expects != run.first
+            or progress.epoch != run.epoch
             or messages > self._messages_ceiling
             or size > self._bytes_ceiling
         ):
@@ -162,15 +143,18 @@ class OutboundBuffer:
     def _deliver_slow_path(
         self, progress: ChatProgress | None, run: EncodedRun, now: float
     ) -> Effects:
-        if self._early is not None:
-            self._early.heads[run.chat_id] = max(run.last, self._early.heads.get(run.chat_id, 0))
+        if progress is None or self._closed or run.epoch < progress.epoch:
             return NOTHING
-        if progress is None or self._closed or run.last <= progress.through:
+        effects: list[Effect] = []
+        if run.epoch > progress.epoch:
+            progress.on_head(Cursor(run.epoch, run.last))
+            self._leave_behind(run.chat_id, progress, effects)
+            return effects
+        if run.last <= progress.through:
             return NOTHING
         progress.raise_head(run.last)
         if not progress.live:
             return NOTHING
-        effects: list[Effect] = []
         if run.first > progress.expects:
             self._leave_behind(run.chat_id, progress, effects)
             return effects
@@ -240,14 +224,12 @@ class OutboundBuffer:
     def on_membership(
         self, chat_id: str, head: Cursor | None, effects: list[Effect], announced: bool
     ) -> None:
-        """The user joined the chat with this head, or left it (None).
+        """The user is in the chat, whose head was read with that, or left it (None).
 
         A joined chat starts behind, with a resync. A chat that was left is dropped,
         with a resync unless the client learns of it otherwise (``announced``).
         """
-        if self._early is not None:
-            self._early.members[chat_id] = head
-        elif head is None:
+        if head is None:
             progress = self.chats.pop(chat_id, None)
             self.lanes.drop_replies(chat_id)
             if self._pending_resyncs:
@@ -255,8 +237,9 @@ class OutboundBuffer:
             if progress is not None and not announced:
                 progress.fall_behind()
                 self.request_resync(chat_id, progress, effects)
-        elif chat_id in self.chats:
-            self.chats[chat_id].on_head(head)
+        elif (progress := self.chats.get(chat_id)) is not None:
+            if progress.on_membership_read(head):
+                self._leave_behind(chat_id, progress, effects)
         else:
             progress = self.chats[sys.intern(chat_id)] = ChatProgress(head)
             self.request_resync(chat_id, progress, effects)
@@ -264,7 +247,7 @@ class OutboundBuffer:
     def enqueue_ephemeral(self, key: Hashable, frame: bytes, effects: list[Effect]) -> None:
         lanes = self.lanes
         fill = self._fill(lanes.messages, lanes.bytes)
-        if fill > self._settings.ephemeral_threshold_percent or self._early is not None:
+        if fill > self._settings.ephemeral_threshold_percent:
             return
         lanes.enqueue_ephemeral(key, frame, self._settings.max_ephemeral_frames)
         self._wake(effects)

@@ -7,6 +7,10 @@ that reaches the chat's *head*, its newest known sequence, makes it live again, 
 same step. A chat starts behind. The head is remembered while behind, so a push that
 arrives while a page is being read is never lost: the page is then sent with
 ``has_more``.
+
+A membership counts from where it was read, ``known``: events up to there are reflected
+in it. After a loss of log entries it must be read again, and until then the chat stays
+behind, whatever the client pulls.
 """
 
 from __future__ import annotations
@@ -20,17 +24,17 @@ class ChatProgress:
     """One chat of one connection. ``expects`` is the next sequence to push while live,
     and 0 while behind.
 
-    ``read``: what the user has read but no watermark says, because the epoch is not
-    known yet; else 0.
+    ``known``: the chat's (epoch, head) when the membership was read; None: it must be
+    read again.
     """
 
-    __slots__ = ("_head", "_reached", "acked", "epoch", "expects", "read")
+    __slots__ = ("_head", "_reached", "acked", "epoch", "expects", "known")
 
     def __init__(self, head: Cursor) -> None:
+        self.known: Cursor | None = head
         self.epoch = head.epoch
         self.expects = 0
         self.acked = 0
-        self.read = 0
         self._head = head.sequence
         self._reached = 0
 
@@ -60,15 +64,45 @@ class ChatProgress:
     def on_head(self, head: Cursor) -> None:
         """Compare with the chat's head in the store.
 
-        A newer epoch starts its numbering again; an older one is late. A chat joined by
-        an event has no epoch (0) yet: its head belongs to the first epoch that comes.
+        A newer epoch starts its numbering again; an older one is late.
         """
         if head.epoch > self.epoch:
-            known = 0 if self.epoch else self.head
             self._restart(head.epoch)
-            self._head = known
+            self._head = 0
         if head.epoch == self.epoch:
             self.raise_head(head.sequence)
+
+    def reflects(self, event: Cursor) -> bool:
+        """Whether the membership was read after this membership event of the chat."""
+        known = self.known
+        return known is not None and (event.epoch < known.epoch or event.sequence <= known.sequence)
+
+    def on_membership_read(self, read: Cursor) -> bool:
+        """The membership was read (again). Returns whether the client must pull.
+
+        After a loss a chat whose every message was queued is live again at once.
+        """
+        unread = self.known is None
+        restarts = read.epoch > self.epoch
+        if self.known is None or read > self.known:
+            self.known = read
+        self.on_head(read)
+        if not unread or self.expects:
+            return restarts
+        if restarts or not 0 < self._reached >= self.head:
+            return True
+        self.expects = self._reached + 1
+        return False
+
+    def on_epoch_raised(self, raised: Cursor) -> None:
+        """The log says that the chat continues after ``raised`` in a new epoch."""
+        if self.known is not None and raised.epoch > self.known.epoch:
+            self.known = raised
+
+    def on_log_lost(self) -> None:
+        """Log entries are lost, perhaps the end of this membership."""
+        self.fall_behind()
+        self.known = None
 
     def pull(self, cursor: Cursor) -> None:
         """The client asks for what follows ``cursor``, and has all before it.
@@ -89,7 +123,7 @@ class ChatProgress:
             return replace(page, has_more=True)
         if page.reset:
             self._restart(page.epoch)
-        if page.through >= self.head:
+        if page.through >= self.head and self.known is not None:
             self.expects = page.through + 1
         elif not self.expects:
             self._reached = max(self._reached, page.through)

@@ -11,7 +11,7 @@ error.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Mapping
 
 from holdfast.errors import (
     Deferred,
@@ -195,28 +195,12 @@ def _acked(progress: ChatProgress, body: AckBody) -> Delivered | HoldfastError |
     return Delivered(body.chat_id, progress.epoch, body.sequence)
 
 
-def _read(progress: ChatProgress, body: ReadBody) -> WasRead | HoldfastError | None:
-    """A read is bounded by the chat's head: the user may read elsewhere, too.
-
-    While the chat's epoch is unknown the read is kept, because a watermark needs one.
-    """
+def _read(progress: ChatProgress, body: ReadBody) -> WasRead | HoldfastError:
+    """A read is bounded by the chat's head: the user may read elsewhere, too."""
     if body.sequence > progress.head:
         return InvalidMessage(
             f"read up to {body.sequence}, but the chat ends at {progress.head}",
             field="sequence",
             chat_id=body.chat_id,
         )
-    if not progress.epoch:
-        progress.read = max(progress.read, body.sequence)
-        return None
     return WasRead(body.chat_id, progress.epoch, body.sequence)
-
-
-def reads_that_waited(
-    chats: Mapping[str, ChatProgress], chat_ids: Iterable[str]
-) -> Iterator[WasRead]:
-    """The kept reads of those chats whose epoch is known by now; each only once."""
-    for chat_id in chat_ids:
-        if (progress := chats.get(chat_id)) is not None and progress.read and progress.epoch:
-            yield WasRead(chat_id, progress.epoch, progress.read)
-            progress.read = 0

@@ -7,7 +7,7 @@ handed out as an immutable tuple, so a delivery can iterate while sessions come 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Set
+from collections.abc import Collection
 from typing import Generic, Protocol, TypeVar
 
 from holdfast.message import User
@@ -25,28 +25,22 @@ class Attached(Protocol):
     @property
     def chats(self) -> Collection[str]: ...
 
-    def reads(self, chat_id: str) -> bool:
-        """Whether its credential allows the chat."""
-        ...
-
 
 S = TypeVar("S", bound=Attached)
-NOBODY: Set[User] = frozenset()
 
 
 class _Present(Generic[S]):
-    """The sessions of a chat; ``covered`` is a set of users who are all among them.
+    """The sessions of a chat.
 
     A dict takes changes, a tuple serves deliveries, and each is made from the other on
     demand. So a thousand sessions that come together cost one tuple, not a thousand.
     """
 
-    __slots__ = ("_changing", "_settled", "covered")
+    __slots__ = ("_changing", "_settled")
 
     def __init__(self) -> None:
         self._changing: dict[S, None] | None = None
         self._settled: tuple[S, ...] = ()
-        self.covered = NOBODY
 
     @property
     def sessions(self) -> tuple[S, ...]:
@@ -93,22 +87,6 @@ class Roster(Generic[S]):
         present = self._in_chat.get(chat_id)
         return () if present is None else present.sessions
 
-    def missing(self, chat_id: str, users: Set[User]) -> Set[User]:
-        """Those of ``users`` without a session in the chat who may be in it.
-
-        If none is missing, the set is remembered: asking with the same set again is
-        free.
-        """
-        present = self._in_chat.get(chat_id)
-        if present is None or present.covered is users:
-            return users if present is None else NOBODY
-        missing = users - {session.user for session in present.sessions}
-        if missing:
-            missing = {user for user in missing if self._may_join(user, chat_id)}
-        if not missing:
-            present.covered = users
-        return missing
-
     def add(self, session: S) -> list[S]:
         """Add a session, in no chat yet; returns the displaced ones: close them."""
         devices = self._devices.setdefault(session.user, {})
@@ -126,7 +104,7 @@ class Roster(Generic[S]):
     def establish(self, session: S) -> None:
         """The session knows its chats: list it under each."""
         for chat_id in session.chats:
-            self._join(chat_id, session)
+            self.join(session, chat_id)
 
     def remove(self, session: S) -> None:
         """Remove a session; harmless if it was removed or displaced before."""
@@ -137,25 +115,8 @@ class Roster(Generic[S]):
             if not devices:
                 del self._devices[session.user]
 
-    def join(self, user: User, chat_id: str) -> None:
-        """List the user's sessions in the chat; harmless if repeated."""
-        for session in self.of_user(user):
-            if session.reads(chat_id):
-                self._join(chat_id, session)
-
-    def _may_join(self, user: User, chat_id: str) -> bool:
-        """False if the user has sessions and no credential allows the chat."""
-        sessions = self.of_user(user)
-        return not sessions or any(session.reads(chat_id) for session in sessions)
-
-    def leave(self, user: User, chat_id: str) -> None:
-        """Remove the user's sessions from the chat; harmless if repeated."""
-        for session in self.of_user(user):
-            if chat_id in self._chats[session]:
-                self._chats[session].remove(chat_id)
-                self._leave(chat_id, session)
-
-    def _join(self, chat_id: str, session: S) -> None:
+    def join(self, session: S, chat_id: str) -> None:
+        """List the session in the chat; harmless if repeated or if it was removed."""
         chats = self._chats.get(session)
         if chats is None:
             return
@@ -166,13 +127,18 @@ class Roster(Generic[S]):
             here[session] = None
             chats.append(chat_id)
 
+    def leave(self, session: S, chat_id: str) -> None:
+        """Remove the session from the chat; harmless if repeated."""
+        if chat_id in self._chats.get(session, ()):
+            self._chats[session].remove(chat_id)
+            self._leave(chat_id, session)
+
     def _leave_all(self, session: S) -> None:
         for chat_id in self._chats.pop(session, ()):
             self._leave(chat_id, session)
 
     def _leave(self, chat_id: str, session: S) -> None:
         present = self._in_chat[chat_id]
-        present.covered = NOBODY
         del present.changing[session]
         if not present.changing:
             del self._in_chat[chat_id]

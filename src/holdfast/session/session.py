@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Collection, Hashable, Mapping
+from collections.abc import Hashable, Mapping
 from typing import assert_never
 
 from holdfast.access.principal import Principal
@@ -23,8 +23,9 @@ from holdfast.session.growing_reply import GrowingReply
 from holdfast.session.heartbeat import NOTHING_WAITS, Transmission
 from holdfast.session.lifetime import Lifetime
 from holdfast.session.outbound import NOTHING, OutboundBuffer
+from holdfast.session.progress import ChatProgress
 from holdfast.session.pulls import Pull, Pulls
-from holdfast.session.requests import Requests, _Request, note, reads_that_waited
+from holdfast.session.requests import Requests, _Request, note
 from holdfast.session.responses import acknowledgement, closing_frame, established_frame, resumed
 from holdfast.session.scopes import forbidden
 from holdfast.session.settings import SessionSettings
@@ -92,9 +93,9 @@ class Session:
         self._rate_reported_at = now - _RATE_ERROR_SECONDS
 
     @property
-    def chats(self) -> Collection[str]:
+    def chats(self) -> Mapping[str, ChatProgress]:
         """The chats this session is in, or was in when it closed."""
-        return self._outbound.chats.keys()
+        return self._outbound.chats
 
     @property
     def open_requests(self) -> int:
@@ -114,7 +115,7 @@ class Session:
     def establish(self, memberships: Mapping[str, Cursor], server_time: str) -> Effects:
         """The user's chats are known: queue ``connection_established``.
 
-        Call it once, before ``receive``. Deliveries may come before it.
+        Call it once, before ``receive`` and any delivery.
         """
         if self.closed:
             return NOTHING
@@ -297,7 +298,6 @@ class Session:
         progress = self._outbound.chats.get(page.chat_id)
         shown = page if progress is None else progress.settle(page)
         self._outbound.enqueue_page(encode_frame(shown, request.request_id), effects)
-        effects += reads_that_waited(self._outbound.chats, (page.chat_id,))
 
     def _answer_resume(
         self, read: ResumeRead, pull: Pull, request: _Request, effects: list[Effect]
@@ -306,7 +306,6 @@ class Session:
         chats = self._outbound.chats
         answer, late = resumed(chats, pull.cursors, read, self._settings.pages.max_bytes)
         self._outbound.enqueue_page(encode_frame(answer, request.request_id), effects)
-        effects += reads_that_waited(chats, (*(page.chat_id for page in read.pages), *read.heads))
         for chat_id, progress in late.items():
             self._outbound.request_resync(chat_id, progress, effects)
 
@@ -354,7 +353,7 @@ class Session:
     def on_membership(
         self, chat_id: str, head: Cursor | None, *, event_delivered: bool = True
     ) -> Effects:
-        """The user joined a chat with this head (epoch 0: unknown) or left it (None).
+        """The user is in a chat, whose head was read with that, or left it (None).
 
         ``event_delivered``: sessions that are live in the chat were sent the event.
         """
@@ -366,7 +365,6 @@ class Session:
             event_delivered and progress is not None and progress.live
         )
         self._outbound.on_membership(chat_id, head, effects, announced)
-        effects += reads_that_waited(self._outbound.chats, (chat_id,))
         return effects
 
     def ephemeral(self, key: Hashable, frame: bytes) -> Effects:
@@ -396,11 +394,10 @@ class Session:
         effects: list[Effect] = []
         if self.closed or (progress := self._outbound.chats.get(chat_id)) is None:
             return effects
-        raised = 0 < progress.epoch < head.epoch
+        raised = progress.epoch < head.epoch
         self._lifetime.heartbeat.compare(chat_id, progress, head, now)
         if raised:
             self._outbound.request_resync(chat_id, progress, effects)
-        effects += reads_that_waited(self._outbound.chats, (chat_id,))
         return effects
 
     def take_single(self) -> bytes | None:

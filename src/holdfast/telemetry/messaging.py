@@ -6,6 +6,8 @@ and reads); the store (damage and repair); fanout (from the log to the gateways)
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from prometheus_client import Histogram
 
 from holdfast.telemetry.logs import log
@@ -337,14 +339,14 @@ _delivered = counter(
     "fanout_messages_delivered", "Messages handed to sessions [fanout.messages.delivered_rate]"
 )
 _handed_over = counter(
-    "fanout_messages_handed_over", "Messages handed to gateways, once per gateway"
+    "fanout_messages_handed_over", "Messages of chats with a session on this node"
 )
 _skipped = counter(
     "fanout_delivery_skipped",
-    "Messages not handed to a gateway, or to nobody, by reason [fanout.delivery.skip_rate]",
+    "Messages for nobody here, and joined chats not read, by reason [fanout.delivery.skip_rate]",
     ("reason",),
-)  # reason: offline, unreachable, registry_down, timeout, members_unknown
-_retries = counter("fanout_retries", "Deliveries tried again [fanout.retry.count]")
+)  # reason: offline (nobody of the chat is connected to this node), members_unknown
+_retries = counter("fanout_retries", "Reads of joined chats tried again [fanout.retry.count]")
 _dead_letters = counter(
     "fanout_dead_letters", "Events that could not be used, by reason", ("reason",)
 )
@@ -353,6 +355,9 @@ _restarts = counter(
     "fanout_consumer_restarts",
     "Ends of the fanout role by a fatal error [fanout.consumer.restarts]",
 )
+_log_losses = counter(
+    "log_losses", "Reads of the log from a position that it lost, by part", ("part",)
+)  # part: fanout, webhooks, assistants
 _registry_errors = counter(
     "registry_errors", "Failed calls of the registry [gateway.redis.connection_errors]"
 )
@@ -417,6 +422,13 @@ def many_dead_letters(in_hour: int) -> None:
 def fanout_ended(error: BaseException) -> None:
     _restarts.inc()
     log.critical("fanout.reader_ended", error=repr(error))
+
+
+def log_lost(part: str, offsets: Sequence[int]) -> None:
+    """A reader's position is gone from the log; it goes on with the store's help."""
+    mark("the log was lost at a reader's position")
+    _log_losses.labels(part).inc()
+    log.error("fanout.log_lost", reader=part, position=list(offsets), severity="SEV-2")
 
 
 def registry_failed(error: Exception, *, is_first: bool = False) -> None:

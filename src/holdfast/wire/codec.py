@@ -177,12 +177,15 @@ def encode_client_frame(frame: AnyClientFrame) -> bytes:
 
 
 class EncodedRun:
-    """Messages ``first``..``last`` of a chat as WebSocket frames, ready to write."""
+    """Messages ``first``..``last`` of a chat, in one epoch of it, as WebSocket frames
+    that are ready to write.
+    """
 
-    __slots__ = ("chat_id", "count", "data", "first", "last", "messages", "next", "size")
+    __slots__ = ("chat_id", "count", "data", "epoch", "first", "last", "messages", "next", "size")
 
-    def __init__(self, messages: Sequence[Message]) -> None:
+    def __init__(self, messages: Sequence[Message], epoch: int) -> None:
         self.messages = messages
+        self.epoch = epoch
         self.chat_id = sys.intern(messages[0].chat_id)
         self.first = messages[0].sequence
         self.last = messages[-1].sequence
@@ -193,4 +196,4 @@ class EncodedRun:
 
     def after(self, sequence: int) -> EncodedRun:
         """The rest of the run after ``sequence``; the client has its beginning."""
-        return EncodedRun(self.messages[sequence - self.first + 1 :])
+        return EncodedRun(self.messages[sequence - self.first + 1 :], self.epoch)

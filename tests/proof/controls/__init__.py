@@ -9,7 +9,7 @@
 A control runs in the simulation in place of the part it breaks, under the faults that
 reveal the defect. It must turn its own checkers red and no other. A checker that no
 control turns red proves nothing; a control that turns others red shows that checkers
-overlap. Three controls break more than one promise; their docstrings say why the others
+overlap. Four controls break more than one promise; their docstrings say why the others
 follow from the first.
 """
 
@@ -22,11 +22,15 @@ from holdfast.gateway.settings import GatewaySettings
 from holdfast.session.settings import BackpressureSettings, OutboundSettings
 from holdfast.verify.checkers import check, red
 from proof.controls.message_path import (
+    AgelessGateway,
     CarelessSession,
     CoupledStore,
+    CredulousGateway,
+    EpochBlindSession,
     ForgetfulIntake,
     HighestAcks,
     SilentConnection,
+    SkippingGateway,
 )
 from proof.controls.stores import (
     DeafStore,
@@ -90,6 +94,10 @@ def only_faults(**changes: object) -> Callable[[Options], Options]:
             "recoveries",
             "halts",
             "retentions",
+            "new_chats",
+            "log_losses",
+            "log_repeats",
+            "log_zombies",
         )
         given = {**dict.fromkeys(none, 0), **traffic, **changes}
         return replace(options, **given)  # type: ignore[arg-type]
@@ -101,6 +109,15 @@ def _boundless(settings: GatewaySettings) -> GatewaySettings:
     outbound = OutboundSettings(max_buffer_messages=10**9, max_buffer_bytes=2**50)
     return replace(settings, backpressure=BackpressureSettings(outbound=outbound))
 
+
+def _without_comparisons(settings: GatewaySettings) -> GatewaySettings:
+    """With heartbeats so rare that none repairs what an entry of the log spoilt."""
+    timeouts = replace(settings.timeouts, heartbeat_interval_seconds=1_000.0)
+    return replace(settings, timeouts=timeouts)
+
+
+_REPEATED = only_faults(membership_changes=30, sends_per_device=30, seconds=20.0, log_repeats=0.5)
+"""Memberships that change often, and entries that come again."""
 
 CONTROLS = [
     NegativeControl(
@@ -133,9 +150,7 @@ CONTROLS = [
     ),
     NegativeControl(
         "gateway without continuity check",
-        Parts(
-            session=CarelessSession, options=only_faults(fanout=Odds(fail=0.6, seconds_max=0.05))
-        ),
+        Parts(session=CarelessSession, gateway=SkippingGateway, options=only_faults()),
         frozenset({4}),
     ),
     NegativeControl(
@@ -180,6 +195,29 @@ CONTROLS = [
             durability=CoupledStore, options=only_faults(fanout=Odds(fail=0.6, seconds_max=0.05))
         ),
         frozenset({10}),
+    ),
+    NegativeControl(
+        "old membership events applied",
+        Parts(
+            gateway=AgelessGateway,
+            settings=_without_comparisons,
+            options=_REPEATED,
+        ),
+        frozenset({9}),
+    ),
+    NegativeControl(
+        "a join applied from a repeated entry",
+        Parts(
+            gateway=CredulousGateway,
+            settings=_without_comparisons,
+            options=_REPEATED,
+        ),
+        frozenset({9}),
+    ),
+    NegativeControl(
+        "an entry of an old epoch delivered",
+        Parts(session=EpochBlindSession, options=only_faults(recoveries=3, log_zombies=0.5)),
+        frozenset({3, 9}),
     ),
     NegativeControl(
         "takes the sends of muted members",

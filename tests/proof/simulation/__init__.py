@@ -5,6 +5,7 @@
 - ``server``   the real gateway, sessions, ingest and fanout over memory adapters
 - ``parts``    the parts of a server that a negative control may replace
 - ``device``   a client: the real client machine without sockets
+- ``log``      the event log as a server reads it: lost, repeated, of an old epoch
 - ``network``  sockets in memory, with latency, cuts and blackholes
 - ``watch``    measures the server's buffers, warnings and delivery attempts
 """

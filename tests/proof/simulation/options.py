@@ -41,6 +41,12 @@ class Options:
     retentions: int
     lanes: int
     """Of the store; unless a control brings its own."""
+    new_chats: int
+    log_losses: float
+    """Of the batches of the log."""
+    log_repeats: float
+    log_zombies: float
+    """Of its entries."""
 
     @staticmethod
     def derive(seed: int) -> Options:
@@ -75,6 +81,10 @@ class Options:
             halts=some(1),
             retentions=some(1),
             lanes=rng.choice([1, 4]),
+            new_chats=some(1),
+            log_losses=rng.choice([0.0, 0.0, 0.02, 0.2]),
+            log_repeats=rng.choice([0.0, 0.3]),
+            log_zombies=rng.choice([0.0, 0.3]),
         )
 
 
@@ -96,7 +106,7 @@ def _store_odds(rng: random.Random) -> Odds:
 
 
 def _fanout_odds(rng: random.Random) -> Odds:
-    """A link and a registry know only one error: not reached."""
+    """A log and a registry know only one error: not reached."""
     if rng.random() < 0.5:
         return QUIET
     return Odds(

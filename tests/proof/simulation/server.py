@@ -19,9 +19,8 @@ from holdfast.errors import Unauthorized
 from holdfast.fanout.bus.memory import MemoryBus
 from holdfast.fanout.dead_letters import RecentDeadLetters
 from holdfast.fanout.ephemeral import Ephemeral
-from holdfast.fanout.fanout import Fanout, FanoutDeps
+from holdfast.fanout.feed import FeedDeps, LogFeed
 from holdfast.fanout.members import Members
-from holdfast.fanout.memory import LocalLink
 from holdfast.fanout.presence import PresenceReporter
 from holdfast.fanout.registry.contract import NodeRecord
 from holdfast.fanout.registry.memory import MemoryRegistry
@@ -38,10 +37,11 @@ from holdfast.store.contract import ChatStore
 from holdfast.store.memory import MemoryStore
 from holdfast.store.numbering import GroupState
 from proof.faults import FaultPlan, faulty
+from proof.simulation.log import FaultyLog
 from proof.simulation.network import Wire
 from proof.simulation.options import Options
 from proof.simulation.parts import Parts, SimulatedDisk
-from proof.simulation.watch import Watch, WatchedLink, watched, watched_intake
+from proof.simulation.watch import Watch, WatchedReceiver, watched, watched_intake
 from proof.virtual_loop import LoopClock
 
 HERE = "here"
@@ -98,6 +98,7 @@ class SimulatedServer:
             self._intake,
             self.history,
             self._watermarks,
+            PROOFS,
             _no_tokens,
             rng,
         )
@@ -105,14 +106,10 @@ class SimulatedServer:
         self.gateway = parts.gateway(deps, self._presence, _PLENTY_BYTES, connection_type)
         self._ephemeral.connect(self.gateway)
         self._presence.close_displaced = self.gateway.close_displaced
-        link = LocalLink()
-        link.connect(HERE, self.gateway.deliver)
-        tried = WatchedLink(faulty(link, plan), watch)
-        letters = RecentDeadLetters()
-        fanout_deps = FanoutDeps(
-            faulty(disk.log, plan), self._members, self._registry, tried, letters, PROOFS, HERE
-        )
-        self._fanout = Fanout(fanout_deps, self._clock, rng, watch=self._ephemeral.on_entries)
+        log = faulty(FaultyLog(disk.log, plan, options), plan)
+        receiver = WatchedReceiver(self.gateway, HERE, watch)
+        feed_deps = FeedDeps(log, receiver, self._members, RecentDeadLetters())
+        self._feed = LogFeed(feed_deps, self._clock, watch=self._ephemeral.on_entries)
         self._stopping = asyncio.Event()
         self._life = asyncio.create_task(self._live())
 
@@ -125,7 +122,7 @@ class SimulatedServer:
                 self._ephemeral.run(),
             ]
             roles = [group.create_task(each) for each in work]
-            roles.append(group.create_task(_restarted(self._fanout.run)))
+            roles.append(group.create_task(_restarted(self._feed.run)))
             await self._stopping.wait()
             for role in roles:
                 role.cancel()

@@ -7,9 +7,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from holdfast.access.principal import Principal
-from holdfast.fanout.contract import Envelope, Link
+from holdfast.fanout.feed import EntryReceiver
 from holdfast.gateway.connection import Connection
 from holdfast.ingest.intake import Intake
+from holdfast.message import LogEntry
 from holdfast.session.effects import Effects, Emit, SessionEvent
 from holdfast.session.session import Session
 from holdfast.verify.history import Level, Recorder, Tried, WarningSeen
@@ -25,7 +26,6 @@ class Watch:
     bounds: dict[str, int]
     names: dict[str, str] = field(default_factory=dict)
     _highs: dict[tuple[str, str], int] = field(default_factory=dict)
-    _envelopes: list[Envelope] = field(default_factory=list)
     _tries: dict[int, int] = field(default_factory=dict)
 
     def record_levels(self, connection: Connection) -> None:
@@ -63,34 +63,24 @@ class Watch:
             WarningSeen(at=self.now(), connection=connection, grace_seconds=grace_seconds)
         )
 
-    def record_attempt(self, gateway: str, envelope: Envelope) -> None:
-        key = id(envelope)
-        if key not in self._tries:
-            self._envelopes.append(envelope)  # keeps its id() unique
-        self._tries[key] = self._tries.get(key, 0) + 1
-        self.record.note(
-            Tried(
-                at=self.now(),
-                gateway=gateway,
-                envelope=len(self._envelopes),
-                attempt=self._tries[key],
-            )
-        )
+    def record_attempt(self, gateway: str, offset: int) -> None:
+        """Record an attempt to deliver the batch that ends at an offset."""
+        self._tries[offset] = attempt = self._tries.get(offset, 0) + 1
+        self.record.note(Tried(at=self.now(), gateway=gateway, envelope=offset, attempt=attempt))
 
 
-class WatchedLink:
-    """A link that counts its tries."""
+class WatchedReceiver:
+    """A gateway whose deliveries are counted."""
 
-    def __init__(self, link: Link, watch: Watch) -> None:
-        self._link = link
-        self._watch = watch
+    def __init__(self, gateway: EntryReceiver, name: str, watch: Watch) -> None:
+        self._gateway, self._name, self._watch = gateway, name, watch
 
-    def connect(self, gateway: str, deliver: Callable[[Envelope], None]) -> None:
-        self._link.connect(gateway, deliver)
+    def deliver(self, entries: Sequence[LogEntry]) -> Sequence[LogEntry]:
+        self._watch.record_attempt(self._name, entries[-1].offset)
+        return self._gateway.deliver(entries)
 
-    async def deliver(self, gateway: str, envelope: Envelope) -> None:
-        self._watch.record_attempt(gateway, envelope)
-        await self._link.deliver(gateway, envelope)
+    async def on_log_lost(self) -> None:
+        await self._gateway.on_log_lost()
 
 
 def watched_intake(watch: Watch, base: type[Intake]) -> type[Intake]:

@@ -55,6 +55,7 @@ from proof.end_state import note_log, note_store
 from proof.faults import Fault as Disturbance
 from proof.faults import FaultPlan, Odds
 from proof.simulation.device import Device
+from proof.simulation.log import LOSE_LOG
 from proof.simulation.network import Wire
 from proof.simulation.options import QUIET, Options
 from proof.simulation.parts import Parts, SimulatedDisk
@@ -72,12 +73,13 @@ OWNER = User(TENANT, "ann")
 USERS = (OWNER, User(TENANT, "bob"), User(TENANT, "cal"))
 STRANGER = User("other", "eve")
 READERS = {"ann over REST": OWNER, "eve over REST": STRANGER}
+ELSEWHERE = "chat_other"
 LOOKS = 4
 BURST_PAGES = 4
 HALTED_SECONDS_MAX = 3.0
 PLANES: dict[str, FaultPlane] = {
     **dict.fromkeys(("append", "change", "mark"), "durability"),
-    **dict.fromkeys(("gateways_of", "deliver", "read"), "fanout"),
+    **dict.fromkeys(("gateways_of", "read", LOSE_LOG), "fanout"),
     **dict.fromkeys(("register", "unregister", "renew", "connections_of", "leave"), "fanout"),
 }  # fmt: skip
 """The plane of each verb's dependency; every other verb reads history."""
@@ -133,6 +135,7 @@ class World:
         odds = {verb: by_plane[plane] for verb, plane in PLANES.items()} | dict.fromkeys(
             ("wait", "end"), QUIET
         )
+        odds[LOSE_LOG] = Odds(fail=options.log_losses)
         plan = FaultPlan(random.Random(options.seed + 2), odds={"*": options.reads, **odds})
         plan.during = self._disturbed
         return plan
@@ -163,9 +166,9 @@ class World:
             )
             self.founders[chat_id] = [user.user_id for user in USERS]
         await self.disk.store.change(
-            CreateChat(self._act(STRANGER), "chat_other", "group", "elsewhere", [])
+            CreateChat(self._act(STRANGER), ELSEWHERE, "group", "elsewhere", [])
         )
-        self.founders["chat_other"] = [STRANGER.user_id]
+        self.founders[ELSEWHERE] = [STRANGER.user_id]
 
     def _start_server(self) -> None:
         self.server = SimulatedServer(
@@ -214,7 +217,7 @@ class World:
             await asyncio.sleep(
                 self.rng.expovariate(self.options.sends_per_device / self.options.seconds)
             )
-            chat_id = self.rng.choice(list(self.founders)[: self.options.chats])
+            chat_id = self._some_chat()
             device.send(chat_id, f"{turn}-{number}", f"{device.name} says {number}")
 
     async def _sometime(self, act: Callable[[], Awaitable[None]]) -> None:
@@ -230,6 +233,7 @@ class World:
             (self._crash_device, options.device_crashes),
             (self._crash_server, options.server_crashes),
             (self._change_members, options.membership_changes),
+            (self._found_chat, options.new_chats),
             (self._redact, options.redactions),
             (self._burst, options.bursts),
             (self._recover, options.recoveries),
@@ -302,6 +306,18 @@ class World:
             command = RemoveMember(self._act(OWNER), chat_id, user)
         await self._try_change(command)
 
+    async def _found_chat(self) -> None:
+        """Create a chat while its members are connected, as another node would."""
+        chat_id = f"chat_new_{len(self.founders)}"
+        users = [user.user_id for user in USERS]
+        self.founders[chat_id] = users
+        await self.disk.store.change(
+            CreateChat(self._act(OWNER), chat_id, "group", "a new chat", users)
+        )
+        for device in self.devices:
+            turn = self.devices.index(device) // len(USERS)
+            device.send(chat_id, f"{turn}-new", f"{device.name} says hello")
+
     async def _look(self) -> None:
         """Read over REST, as a member and as a user of another tenant."""
         chat_id, cursor = self._some_chat(), Cursor(1, 0)
@@ -362,7 +378,7 @@ class World:
         return self.rng.choice(self.devices)
 
     def _some_chat(self) -> str:
-        return self.rng.choice(list(self.founders)[: self.options.chats])
+        return self.rng.choice([chat_id for chat_id in self.founders if chat_id != ELSEWHERE])
 
     def _fault(self, name: str, began: float, device: Device) -> None:
         self._note_fault("connection", name, began, [device.name])
