@@ -83,15 +83,19 @@ async def opened(state: Path) -> AsyncIterator[Parts]:
             await work.close()
 
 
+async def read_all(parts: Any) -> ReaderMark:
+    """The mark of a reader that has read the whole log."""
+    end, before = await parts.chats.log_end(), await parts.work.reader_offset("webhooks")
+    return ReaderMark("webhooks", 0, end, before)
+
+
 async def _fill(state: Path, messages: int) -> None:
     async with opened(state) as parts:
         await create(parts.chats, "bob")
         await create(parts.chats, chat_id="chat_b")
         await fill(parts.chats, messages)
         await parts.chats.mark([Watermark(BOB, "phone", "chat_a", 1, messages, messages - 1)])
-        await parts.work.enqueue(
-            [JobDraft("mail", b"{}")], [ReaderMark("webhooks", 0, await parts.chats.log_end())]
-        )
+        await parts.work.enqueue([JobDraft("mail", b"{}")], [await read_all(parts)])
         body = {"algorithm": "token_bucket", "limit": messages, "window": "60s"}
         await parts.rules.change(
             Change("create", RuleName("acme", "/x"), "op", AT, body, reason="test")
@@ -266,7 +270,7 @@ def test_a_backup_taken_while_everything_is_written_is_whole(tmp_path: Path) -> 
                 acked(await send(parts.chats, f"during-{during}"))
                 await parts.work.enqueue(
                     [JobDraft("mail", b"{}")],
-                    [ReaderMark("webhooks", 0, await parts.chats.log_end())],
+                    [await read_all(parts)],
                 )
                 during += 1
             await taking
@@ -292,7 +296,7 @@ def test_jobs_lag_behind_the_chats_they_are_made_of_and_never_run_ahead(tmp_path
                 acked(await send(parts.chats, "in between"))
                 await parts.work.enqueue(
                     [JobDraft("mail", b"{}")],
-                    [ReaderMark("webhooks", 0, await parts.chats.log_end())],
+                    [await read_all(parts)],
                 )
 
             def reached(point: str) -> None:

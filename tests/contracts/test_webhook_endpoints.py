@@ -13,6 +13,7 @@ from cluster_database import another_node, first_node
 from msgspec.structs import replace
 
 from engines import Server
+from holdfast.clock import SystemClock, timestamp
 from holdfast.errors import NotFound
 from holdfast.webhooks.contract import (
     DELIVERIES_KEPT_PER_ENDPOINT,
@@ -191,6 +192,30 @@ async def test_change_of_another_node_is_noticed(postgres_server: Server) -> Non
             await waiting
         assert two.version == one.version != before
         assert list(await two.all()) == [endpoint("a")]
+
+
+async def test_stored_version_has_a_change_of_another_node_at_once(
+    postgres_server: Server,
+) -> None:
+    url = postgres_server.url
+    async with (
+        first_node(url) as here,
+        another_node(url) as there,
+        PostgresEndpoints.opened(here) as one,
+        PostgresEndpoints.opened(there, follow_seconds=3600) as two,
+    ):
+        await one.add(endpoint("a"))
+        assert two.version != one.version
+        assert await two.stored_version() == two.version == one.version
+
+
+async def test_endpoint_of_a_node_whose_clock_is_ahead_has_the_servers_time(
+    postgres_server: Server,
+) -> None:
+    async with postgres(postgres_server.url) as store:
+        before = timestamp(SystemClock().now() - 1)
+        await store.add(endpoint("a", created_at="2999-01-01T00:00:00.000Z"))
+        assert before < (await store.get("a")).created_at < timestamp(SystemClock().now() + 1)
 
 
 async def test_nodes_that_log_to_one_endpoint_at_once_keep_its_log_bounded(

@@ -19,7 +19,7 @@ from work_rigs import (
     steps_of,
 )
 
-from holdfast.errors import NotFound
+from holdfast.errors import NotFound, Unavailable, VersionConflict
 from holdfast.work.contract import (
     Child,
     ClaimRequest,
@@ -426,20 +426,51 @@ async def test_inbox_stores_a_message_once_even_within_one_call(opened: Opener) 
         assert await o.store.enqueue([draft(**shop)]) == [0], "also after it was handled"
 
 
-async def test_a_readers_position_is_stored_with_its_jobs_and_never_goes_back(
-    opened: Opener,
-) -> None:
+async def test_a_readers_position_is_stored_with_its_jobs(opened: Opener) -> None:
     async with opened() as o:
         assert await o.store.reader_offset("webhooks") is None
         await o.store.enqueue([draft()], [ReaderMark("webhooks", 0, 7)])
         assert await o.store.reader_offset("webhooks") == 7
-        await o.store.enqueue([], [ReaderMark("webhooks", 0, 9)])
-        await o.store.enqueue([], [ReaderMark("webhooks", 0, 8)])
-        assert await o.store.reader_offset("webhooks") == 9
-        marks = [ReaderMark("webhooks", 0, 10), ReaderMark("webhooks", 3, 4)]
+        marks = [ReaderMark("webhooks", 0, 10, 7), ReaderMark("webhooks", 3, 4)]
         await o.store.enqueue([], marks)
         offsets = [await o.store.reader_offset("webhooks", shard) for shard in (0, 1, 3)]
         assert offsets == [10, None, 4], "a mark per shard"
+
+
+async def test_a_reader_that_another_has_overtaken_stores_nothing(opened: Opener) -> None:
+    async with opened() as o:
+        await o.store.enqueue([], [ReaderMark("webhooks", shard, 7) for shard in (0, 3)])
+        for stale in (
+            [ReaderMark("webhooks", 0, 9)],
+            [ReaderMark("webhooks", 0, 9, 6)],
+            [ReaderMark("webhooks", 3, 9, 7), ReaderMark("webhooks", 0, 9, 8)],
+            [ReaderMark("webhooks", 1, 9), ReaderMark("webhooks", 2, 9, 0)],
+        ):
+            with pytest.raises(VersionConflict, match="nothing was stored"):
+                await o.store.enqueue([draft()], stale)
+        offsets = [await o.store.reader_offset("webhooks", shard) for shard in range(4)]
+        assert offsets == [7, None, None, 7] and not await o.store.find(Query())
+
+
+async def test_of_readers_at_one_position_one_makes_the_jobs(opened: Opener) -> None:
+    async with opened() as o:
+        made = list[int]()
+
+        async def read(reader: int) -> None:
+            offset, replaces = 0, None
+            while offset < 20:
+                marks = [ReaderMark("webhooks", n, offset + 1, replaces) for n in range(3)]
+                try:
+                    await o.store.enqueue([draft()], marks)
+                    made.append(offset + 1)
+                except (VersionConflict, Unavailable):  # given up for the other: a deadlock
+                    pass
+                stored = await o.store.reader_offset("webhooks")
+                offset, replaces = stored or 0, stored
+
+        await asyncio.gather(*(read(number) for number in range(4)))
+        assert sorted(made) == list(range(1, 21))
+        assert len(await o.store.find(Query())) == 20
 
 
 async def test_children_are_stored_exactly_with_their_parents_completion(opened: Opener) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import socket
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from email.utils import formatdate
 from pathlib import Path
@@ -19,6 +19,7 @@ from webhook_rig import SECRET, Log, Receiver, Scene, entry, receiving, scene, u
 from holdfast.clock import SystemClock
 from holdfast.errors import InvalidMessage, NotFound, Unauthorized
 from holdfast.eventlog.contract import Position
+from holdfast.message import LogEntry
 from holdfast.webhooks.address_guard import check_url, is_public
 from holdfast.webhooks.contract import (
     DELIVERIES_KEPT_PER_ENDPOINT,
@@ -33,7 +34,7 @@ from holdfast.webhooks.signature import new_secret, sign, verify
 from holdfast.webhooks.sqlite import SqliteEndpoints
 from holdfast.work.contract import ReaderMark
 from holdfast.work.inspection import Query
-from holdfast.work.job import Policies, Reason
+from holdfast.work.job import JobDraft, Policies, Reason
 from holdfast.work.sqlite.store import MemoryWork
 
 
@@ -555,7 +556,7 @@ async def test_reader_without_endpoints_commits_no_batch_and_skips_older_message
     )
     await jobs.enqueue([], [ReaderMark("webhooks", 0, 0)])
     reader = WebhookReader(log, endpoints, jobs, SystemClock())
-    assert await reader.advance(Position((0,))) == Position((2,))
+    assert await reader.advance(await reader.begin()) == Position((2,))
     assert await jobs.reader_offset("webhooks") == 0, "nothing was made, so nothing was stored"
     await endpoints.add(
         WebhookEndpoint("ep_1", "acme", "https://example.com", SECRET, "", "2026-01-01")
@@ -565,6 +566,63 @@ async def test_reader_without_endpoints_commits_no_batch_and_skips_older_message
     assert len(await jobs.find(Query())) == 1, "what comes after it was added"
     assert await jobs.reader_offset("webhooks") == 3
     await endpoints.close()
+
+
+async def test_readers_of_two_nodes_make_each_job_once(tmp_path: Path) -> None:
+    endpoints, jobs, log = await SqliteEndpoints.open(tmp_path / "w.db"), MemoryWork(), Log()
+    await endpoints.add(
+        WebhookEndpoint("ep_1", "acme", "https://example.com", SECRET, "", "2026-01-01")
+    )
+    readers = [WebhookReader(log, endpoints, jobs, SystemClock()) for _ in range(3)]
+    for reader in readers:
+        await reader.begin()
+    tasks = [asyncio.create_task(reader.run()) for reader in readers]
+    for number in range(1, 101):
+        log.entries.append(entry(number))
+        await asyncio.sleep(0.002 if number % 10 else 0.02)
+    await until(lambda: _has_jobs(jobs, 100))
+    assert not any(task.done() for task in tasks), "an overtaken reader reads on"
+    for task in tasks:
+        task.cancel()
+    found = [msgspec.json.decode(job.payload)["sequence"] for job in await jobs.find(Query(), 200)]
+    assert found == list(range(1, 101)), "in order, too"
+    await endpoints.close()
+
+
+async def test_reader_goes_on_where_the_one_ended_that_had_the_lease_before(
+    tmp_path: Path,
+) -> None:
+    endpoints, jobs, log = await SqliteEndpoints.open(tmp_path / "w.db"), MemoryWork(), Log()
+    await endpoints.add(
+        WebhookEndpoint("ep_1", "acme", "https://example.com", SECRET, "", "2026-01-01")
+    )
+    holder, taken = "one", list[str]()
+
+    class Reader(WebhookReader):
+        def __init__(self, name: str) -> None:
+            super().__init__(log, endpoints, jobs, SystemClock())
+            self.is_held = lambda: holder == name
+            self._here = name
+
+        async def drafts(self, entries: Sequence[LogEntry], position: Position) -> list[JobDraft]:
+            taken.append(self._here)
+            return await super().drafts(entries, position)
+
+    tasks = [asyncio.create_task(Reader(name).run()) for name in ("one", "two")]
+    await until(lambda: log.waited_for.is_set())
+    log.entries.append(entry(1))
+    await until(lambda: _has_jobs(jobs, 1))
+    holder = "two"
+    log.entries.append(entry(2))
+    await until(lambda: _has_jobs(jobs, 2))
+    assert taken == ["one", "two"]
+    for task in tasks:
+        task.cancel()
+    await endpoints.close()
+
+
+async def _has_jobs(jobs: MemoryWork, count: int) -> bool:
+    return len(await jobs.find(Query(), 200)) >= count
 
 
 async def test_endpoint_gets_no_older_message_from_a_lagging_reader(
@@ -577,7 +635,7 @@ async def test_endpoint_gets_no_older_message_from_a_lagging_reader(
     )
     await jobs.enqueue([], [ReaderMark("webhooks", 0, 0)])
     reader = WebhookReader(log, endpoints, jobs, SystemClock())
-    assert await reader.advance(Position((0,))) == Position((1,))
+    assert await reader.advance(await reader.begin()) == Position((1,))
     log.entries += [entry(2), entry(3)]
     await endpoints.add(
         WebhookEndpoint("ep_1", "acme", "https://example.com", SECRET, "", "2026-06-01")

@@ -45,8 +45,8 @@ async def work_until_the_cut(
             draft(f"s{rng.randrange(4)}", payload=f"{number + n}".encode())
             for n in range(rng.choice((1, 2, 7)))
         ]
-        number += len(drafts)
-        seqs = await store.enqueue(drafts, [ReaderMark(READER, 0, number)])
+        before, number = await store.reader_offset(READER), number + len(drafts)
+        seqs = await store.enqueue(drafts, [ReaderMark(READER, 0, number, before)])
         acknowledged.enqueued.update(
             (seq, d.payload.decode()) for seq, d in zip(seqs, drafts, strict=True)
         )

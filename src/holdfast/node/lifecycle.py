@@ -141,7 +141,7 @@ async def running(
         await node.revocations.refresh()
         await stack.enter_async_context(node.background_tasks())
         await stack.enter_async_context(node.streaming.running())
-        await stack.enter_async_context(work.running(node.assistant_deps()))
+        await stack.enter_async_context(work.running(node.assistant_deps(), engines.leases))
         await stack.enter_async_context(node.gateway)
         backups = Backups(state, engines.files, clock, Ids(clock))
         address_limits = AddressLimits(settings.api, clock, settings.server.proxies)

@@ -14,6 +14,8 @@ from holdfast.fanout.job_reader import JobReader
 from holdfast.history.history import ChatHistory
 from holdfast.message import Message
 from holdfast.node.supervisor import GAUGES_SECONDS, background_task
+from holdfast.store.leases.contract import Leases
+from holdfast.store.leases.held import HeldLease
 from holdfast.streaming.assistants.jobs import with_assistants
 from holdfast.streaming.assistants.reader import AssistantReader
 from holdfast.streaming.assistants.replying import AssistantDeps, AssistantReplies
@@ -82,9 +84,9 @@ class NodeWork:
         self.parts = WorkParts(jobs, webhooks, up=lambda: gauges.up)
 
     @asynccontextmanager
-    async def running(self, assistants: AssistantDeps) -> AsyncIterator[None]:
+    async def running(self, assistants: AssistantDeps, leases: Leases) -> AsyncIterator[None]:
         """Run jobs, send webhooks and let assistants reply while the block runs;
-        leaving it drains running jobs.
+        leaving it drains running jobs. Nodes with the leases read the log for all.
 
         It starts and goes on while PostgreSQL is unavailable: the worker and the reader
         retry until it answers, and the reader's position is stored there, so no message
@@ -108,15 +110,26 @@ class NodeWork:
             await self._parking.update()
             await recall_paces(self._endpoints, self._worker.paces)
             await stack.enter_async_context(self._worker.running())
-            await stack.enter_async_context(background_task("webhooks", self._reader.run))
+            await stack.enter_async_context(self._reading(self._reader, leases))
             if self._assistants:
                 reader = AssistantReader(
                     self._log, self._assistants, self._jobs, assistants.history, self._clock
                 )
                 await _begun(reader)
-                await stack.enter_async_context(background_task("assistants", reader.run))
+                await stack.enter_async_context(self._reading(reader, leases))
             await stack.enter_async_context(background_task("work_gauges", self._gauges.run))
             await stack.enter_async_context(background_task("webhook_parking", self._parking.run))
+            yield
+
+    @asynccontextmanager
+    async def _reading(self, reader: JobReader, leases: Leases) -> AsyncIterator[None]:
+        """Read the log while the block runs and this node holds the reader's lease."""
+        lease = HeldLease(leases, f"reader.{reader.reader}", self._clock)
+        reader.is_held = lambda: lease.fence is not None
+        async with (
+            background_task(f"{reader.reader}_lease", lease.run),
+            background_task(reader.reader, reader.run),
+        ):
             yield
 
 

@@ -85,6 +85,10 @@ class WebhookEndpoints(Protocol):
         and soon after one that another node made."""
         ...
 
+    async def stored_version(self) -> int:
+        """The version now, with the changes of all nodes."""
+        ...
+
     async def changed(self, version: int) -> None:
         """Wait until the version differs from this one. Cancel-safe."""
         ...

@@ -48,10 +48,11 @@ class WebhookReader(JobReader):
         position from which it does is stored.
         """
         version, known = self._known
-        if version != self._endpoints.version:
+        # Asked after the entries were read: endpoints added before them are there.
+        if version != (stored := await self._endpoints.stored_version()):
             if position.is_beyond(self.marked):
                 await self.mark(position)
-            version, known = self._endpoints.version, {}
+            version, known = stored, {}
             endpoints, end = await self._endpoints.all(), await self._log.end()
             self._noticed = {
                 each.endpoint_id: self._noticed.get(each.endpoint_id, end) for each in endpoints

@@ -20,7 +20,7 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from holdfast.errors import HoldfastError, Unavailable
+from holdfast.errors import HoldfastError, Unavailable, VersionConflict
 from holdfast.work.inspection import (
     BlockedStream,
     JobAct,
@@ -100,11 +100,17 @@ class ReaderMark:
     reader: str
     shard: int
     offset: int
+    replaces: int | None = None
+    """The stored offset that it moves on from; None: there is none yet."""
 
     @property
     def row(self) -> str:
         """Its row in the store: shard 0 has the reader's own name."""
         return reader_row(self.reader, self.shard)
+
+
+def overtaken() -> VersionConflict:
+    return VersionConflict("another reader of this name has read on: nothing was stored")
 
 
 def reader_row(reader: str, shard: int) -> str:
@@ -299,6 +305,8 @@ class WorkStore(Protocol):
         """Store jobs and a reader's ``marks``, in order and in one transaction.
 
         Returns their sequences, 0 for a job that the inbox has seen before.
+        VersionConflict if another has moved a mark, and nothing is stored: of two
+        readers of one name, only one makes jobs of an entry.
         """
         ...
 

@@ -9,7 +9,10 @@ SELECT version FROM holdfast_cluster.endpoint_head
 UPDATE holdfast_cluster.endpoint_head SET version = version + 1 RETURNING version
 
 -- name: add
-INSERT INTO holdfast_cluster.endpoint VALUES ($1, $2, $3, $4, $5, $6, $7, $8)
+-- Messages have this server's time, and an endpoint gets those after its own: so it is not later than that.
+INSERT INTO holdfast_cluster.endpoint VALUES ($1, $2, $3, $4, $5,
+    least($6 COLLATE "C", to_char(clock_timestamp() AT TIME ZONE 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.MS"Z"')),
+    $7, $8)
 
 -- name: get
 SELECT endpoint_id, tenant, url, secret, description, created_at, disabled, disabled_at

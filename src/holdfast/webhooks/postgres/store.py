@@ -53,6 +53,10 @@ class PostgresEndpoints:
     def version(self) -> int:
         return self._version
 
+    async def stored_version(self) -> int:
+        self._notice((await self._fetch("version"))[0][0])
+        return self._version
+
     async def changed(self, version: int) -> None:
         while self._version == version:
             await self._changed.wait()
@@ -116,7 +120,7 @@ class PostgresEndpoints:
         while True:
             await asyncio.sleep(follow_seconds)
             with suppress(HoldfastError):  # the next round tries again
-                self._notice((await self._fetch("version"))[0][0])
+                await self.stored_version()
 
     def _notice(self, version: int) -> None:
         if version != self._version:

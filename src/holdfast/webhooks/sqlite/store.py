@@ -58,6 +58,9 @@ class SqliteEndpoints:
     def version(self) -> int:
         return self._version
 
+    async def stored_version(self) -> int:
+        return self._version
+
     async def add(self, endpoint: WebhookEndpoint) -> None:
         await self._transact(
             lambda db: db.execute(SQL["add"], msgspec.structs.astuple(endpoint)).fetchall()

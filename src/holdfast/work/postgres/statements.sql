@@ -261,9 +261,19 @@ ON CONFLICT (type) DO UPDATE SET open_until = greatest(breaker.open_until, exclu
 DELETE FROM holdfast_work.breaker WHERE type = ANY ($1::text[])
 
 -- name: mark
--- $1 reader, $2 position; a position never goes back
-INSERT INTO holdfast_work.reader (name, position) VALUES ($1, $2)
-ON CONFLICT (name) DO UPDATE SET position = greatest(reader.position, excluded.position)
+-- How many of the marks are stored; the others were moved by another reader.
+-- $1 readers, $2 positions, $3 the positions that they replace, null: none yet
+WITH given AS (
+    SELECT * FROM unnest($1::text[], $2::bigint[], $3::bigint[]) AS mark(name, position, replaces)
+), made AS (
+    INSERT INTO holdfast_work.reader (name, position)
+    SELECT name, position FROM given WHERE replaces IS NULL ORDER BY name
+    ON CONFLICT DO NOTHING RETURNING 1
+), moved AS (
+    UPDATE holdfast_work.reader SET position = given.position FROM given
+    WHERE reader.name = given.name AND reader.position = given.replaces RETURNING 1
+)
+SELECT (SELECT count(*) FROM made) + (SELECT count(*) FROM moved)
 
 -- name: position
 -- $1 reader

@@ -17,7 +17,7 @@ from holdfast.clock import SystemClock
 from holdfast.drivers.postgres import pool, refuse_shared_sessions
 from holdfast.drivers.statements import functions, migrations
 from holdfast.errors import BadSetting, NotFound, StateCorrupted
-from holdfast.work.contract import ACTS_KEPT_MAX, ReaderMark, reader_row
+from holdfast.work.contract import ACTS_KEPT_MAX, ReaderMark, overtaken, reader_row
 from holdfast.work.inspection import (
     BlockedStream,
     Group,
@@ -121,8 +121,9 @@ class PostgresWork:
                     seqs = list(await connection.fetchval(ENQUEUE, *values) or [])
             else:
                 async with self._connection() as connection, connection.transaction():
-                    for mark in marks:
-                        await connection.execute(SQL["mark"], mark.row, mark.offset)
+                    rows = [(mark.row, mark.offset, mark.replaces) for mark in marks]
+                    if await connection.fetchval(SQL["mark"], *zip(*rows, strict=True)) < len(rows):
+                        raise overtaken()
                     seqs = list(await connection.fetchval(ENQUEUE, *values) or [])
         if 0 in seqs:
             telemetry.work_known_already()

@@ -267,9 +267,12 @@ ON CONFLICT DO UPDATE SET open_until = max(open_until, excluded.open_until), by 
 -- name: close_breaker
 DELETE FROM breaker WHERE type = ?1
 
--- name: mark
-INSERT INTO reader (name, position) VALUES (?1, ?2)
-ON CONFLICT DO UPDATE SET position = max(position, excluded.position)
+-- name: make_mark
+INSERT INTO reader (name, position) VALUES (?1, ?2) ON CONFLICT DO NOTHING
+
+-- name: move_mark
+-- ?1 reader, ?2 position, ?3 the position that it replaces
+UPDATE reader SET position = ?2 WHERE name = ?1 AND position = ?3
 
 -- name: position
 SELECT position FROM reader WHERE name = ?1

@@ -29,6 +29,7 @@ from holdfast.work.contract import (
     ReaderMark,
     Report,
     Rewound,
+    overtaken,
 )
 from holdfast.work.inspection import JobEntry, WaitingJobs
 from holdfast.work.job import (
@@ -78,7 +79,12 @@ def enqueue_marked(
     db: apsw.Connection, drafts: Iterable[JobDraft], marks: Iterable[ReaderMark], now: float
 ) -> list[int]:
     for mark in marks:
-        db.execute(SQL["mark"], (mark.row, mark.offset))
+        if mark.replaces is None:
+            db.execute(SQL["make_mark"], (mark.row, mark.offset))
+        else:
+            db.execute(SQL["move_mark"], (mark.row, mark.offset, mark.replaces))
+        if not db.changes():
+            raise overtaken()
     return enqueue(db, drafts, now)
 
 
