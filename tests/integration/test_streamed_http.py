@@ -148,6 +148,27 @@ LOOPS: dict[str, Callable[[Coroutine[Any, Any, None]], None]] = {
 
 
 @pytest.mark.parametrize("loop", LOOPS)
+def test_connection_that_is_lost_at_once_is_a_failure_at_once(loop: str) -> None:
+    async def on_connection(_reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.transport.abort()
+
+    async def ask() -> None:
+        listener = await asyncio.start_server(on_connection, "127.0.0.1", 0)
+        port = listener.sockets[0].getsockname()[1]
+        server = HttpServer(f"http://127.0.0.1:{port}/", {}, IDLE_SECONDS)
+        async with asyncio.timeout(5):
+            failures = await asyncio.gather(
+                *(server.post(b"{}") for _ in range(50)), return_exceptions=True
+            )
+        kinds = {failure.kind for failure in failures if isinstance(failure, HttpFailure)}
+        assert len(failures) == 50 and kinds <= {"lost", "unreachable"}
+        assert all(isinstance(failure, HttpFailure) for failure in failures)
+        listener.close()
+
+    LOOPS[loop](ask())
+
+
+@pytest.mark.parametrize("loop", LOOPS)
 def test_tls_server_is_trusted_by_its_certificate(
     loop: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ssl
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from redis.asyncio.sentinel import (
@@ -15,7 +17,9 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import TimeoutError as RedisTimeout
 
 from holdfast.drivers.redis import REASONS, connection_pool, trouble_of
+from holdfast.drivers.redis_scripts import Script, ScriptRunner
 from holdfast.drivers.redis_url import check_redis_url, sentinel_address
+from holdfast.errors import Unavailable
 from holdfast.limits.composition import LimitsSettings
 
 
@@ -144,3 +148,17 @@ def test_a_password_that_redis_repeats_is_taken_out(written: str) -> None:
             f"ERR unknown command 'AUTH', with args beginning with: '{meant}' '{written}'", url
         )
         assert "S3CRET" not in detail and "AUTH" in detail
+
+
+async def test_call_on_a_connection_that_is_lost_at_once_is_unavailable(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A transport that is closed raises when it is written to."""
+    runner = ScriptRunner("redis://127.0.0.1:1/0", "the log", lambda _reason: None)
+
+    async def open_lost() -> Any:
+        return SimpleNamespace(usable=False)
+
+    monkeypatch.setattr(runner, "_open", open_lost)
+    with pytest.raises(Unavailable, match="cannot be reached"):
+        await runner.run(Script("holdfast.streaming.reply_log"), [], (), str)

@@ -236,6 +236,8 @@ class ScriptRunner:
             pipe = await asyncio.shield(self._opening)
         except (RedisError, OSError) as error:
             raise Unavailable(f"{self._subject} cannot be reached") from error
+        if not pipe.usable:  # lost before this task went on
+            raise Unavailable(f"{self._subject} cannot be reached")
         return await pipe.send(call)
 
     async def _open(self) -> Pipe:

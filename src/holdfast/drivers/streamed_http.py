@@ -73,6 +73,8 @@ class HttpServer:
     async def post(self, body: bytes) -> HttpAnswer:
         """The answer, when its head has come. Raises HttpFailure; close the answer."""
         connection = self._take_idle() or await self._connect()
+        if connection.transport.is_closing():  # lost before this task went on
+            raise HttpFailure("lost", "the connection broke")
         answer = connection.begin()
         try:
             connection.transport.write(b"%bContent-Length: %d\r\n\r\n" % (self._head, len(body)))
