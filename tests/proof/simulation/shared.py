@@ -57,4 +57,3 @@ class SimulatedRegistry(MemoryRegistry):
 
     def put_back(self, saved: Any) -> None:
         self._gateways, self._devices = copy.deepcopy(saved)
-        self._answers.clear()

@@ -16,11 +16,6 @@ from holdfast.fanout.registry.contract import (
 )
 from holdfast.message import User
 
-ANSWERS_MAX = 1_024
-"""Cached answers, dropped when any user connects or disconnects: a chat's members are
-the same set from message to message.
-"""
-
 
 @dataclass(slots=True)
 class _Gateway:
@@ -45,7 +40,6 @@ class MemoryRegistry:
         self._clock = clock
         self._gateways: dict[str, _Gateway] = {}
         self._devices: dict[User, dict[str, _Entry]] = {}
-        self._answers: dict[frozenset[User], Mapping[str, Set[User]]] = {}
         self._last = 0
 
     async def register(
@@ -71,7 +65,6 @@ class MemoryRegistry:
             devices[device_id] = _Entry(gateway, connection_id, stamp)
             known.users.add(user)
             displaced += self._make_room(user, devices, old, devices_max)
-        self._answers.clear()
         return Registration(since, displaced, online)
 
     def _stamp(self) -> int:
@@ -119,7 +112,6 @@ class MemoryRegistry:
             if not devices:
                 self._devices.pop(user, None)
                 offline[user] = self._stamp()
-        self._answers.clear()
         return offline
 
     def _changing(self, gateway: str) -> _Gateway:
@@ -163,7 +155,6 @@ class MemoryRegistry:
             if not devices:
                 del self._devices[user]
                 offline[user] = self._stamp()
-        self._answers.clear()
         return offline
 
     async def sweep(self) -> Mapping[User, int]:
@@ -174,15 +165,11 @@ class MemoryRegistry:
         return offline
 
     async def gateways_of(self, users: Iterable[User]) -> Mapping[str, Set[User]]:
-        asked = users if isinstance(users, frozenset) else frozenset(users)
-        if (known := self._answers.get(asked)) is not None:
-            return known
-        found = {name: asked & gateway.users for name, gateway in self._gateways.items()}
-        answer = {gateway: held for gateway, held in found.items() if held}
-        if len(self._answers) >= ANSWERS_MAX:
-            self._answers.clear()
-        self._answers[asked] = answer
-        return answer
+        found: dict[str, set[User]] = {}
+        for user in users:
+            for entry in self._devices.get(user, {}).values():
+                found.setdefault(entry.gateway, set()).add(user)
+        return found
 
     async def nodes(self) -> Mapping[str, NodeRecord]:
         return {
