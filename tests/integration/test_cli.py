@@ -396,6 +396,19 @@ def test_keys_are_made_used_listed_and_revoked(program: Program) -> None:
     assert tenant.stdout.startswith("hf_tenant_") and "cannot be shown again" in tenant.stderr
 
 
+def test_acts_are_listed_and_their_chain_is_checked(program: Program) -> None:
+    program.ok("key", "create", "tenant", "--label", "audited", "--reason", "for the audit")
+    listed = program.ok("audit", "ls", "--limit", "500")
+    assert "key_issued" in listed and "for the audit" in listed
+    checked = json.loads(program.ok("audit", "check", "--json"))
+    [last] = checked["last"].values()
+    assert checked["records"] >= 1 and len(last) == 64
+    assert "no chain is broken" in program.ok("audit", "check", "--seen", last)
+    assert "records were removed or replaced" in failed(
+        program.run("audit", "check", "--seen", "0" * 64)
+    )
+
+
 def test_operator_without_keys_makes_one_offline_and_nothing_is_void(tmp_path: Path) -> None:
     program = Program(tmp_path / "state")
     program.serve()

@@ -8,6 +8,7 @@ Commands reach a running server over HTTP and WebSocket only.
 - ``output``         JSON for programs, tables and lines for people
 - ``serve``          ``serve``: start a server
 - ``operations``     tokens, status, backup, restore, keys, erasure
+- ``audit``          ``audit``: what operators did
 - ``chats``          chats, for members and for operators
 - ``terminal_chat``  ``chat open``: one chat in a terminal
 - ``screen``         the terminal, or the pipe, in which a chat is shown

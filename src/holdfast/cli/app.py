@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from holdfast import __version__
+from holdfast.cli.audit import audit
 from holdfast.cli.chats import chat
 from holdfast.cli.conformance import conformance
 from holdfast.cli.context import AsJson, CliContext, Config, Credential, StateDir, Url
@@ -69,6 +70,7 @@ app.command()(token)
 app.command()(status)
 app.add_typer(chat, name="chat")
 app.add_typer(key, name="key")
+app.add_typer(audit, name="audit")
 app.add_typer(revoke, name="revoke")
 app.command()(ban)
 app.command()(unban)
