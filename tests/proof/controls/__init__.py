@@ -98,6 +98,8 @@ def only_faults(**changes: object) -> Callable[[Options], Options]:
             "log_losses",
             "log_repeats",
             "log_zombies",
+            "registry_flushes",
+            "bus_noise",
         )
         given = {**dict.fromkeys(none, 0), **traffic, **changes}
         return replace(options, **given)  # type: ignore[arg-type]

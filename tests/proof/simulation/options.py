@@ -6,6 +6,7 @@ import random
 from dataclasses import dataclass
 
 from proof.faults import Odds
+from proof.simulation.shared import BusOdds
 
 SAFETY_SECONDS_MAX = 30.0
 
@@ -47,6 +48,10 @@ class Options:
     log_repeats: float
     log_zombies: float
     """Of its entries."""
+    registry_flushes: int
+    bus: BusOdds
+    bus_noise: int
+    """Payloads of other nodes: notes about anybody, and garbage."""
 
     @staticmethod
     def derive(seed: int) -> Options:
@@ -85,6 +90,9 @@ class Options:
             log_losses=rng.choice([0.0, 0.0, 0.02, 0.2]),
             log_repeats=rng.choice([0.0, 0.3]),
             log_zombies=rng.choice([0.0, 0.3]),
+            registry_flushes=some(2),
+            bus=rng.choice([BusOdds(), BusOdds(lose=0.3, repeat=0.3, late=0.3)]),
+            bus_noise=some(5),
         )
 
 

@@ -16,14 +16,14 @@ from holdfast.access.principal import USER_SCOPES, Principal
 from holdfast.access.proofs import CursorProofs
 from holdfast.clock import Ids
 from holdfast.errors import Unauthorized
+from holdfast.fanout.bus.contract import DeviceDisplaced, EphemeralNotification, Notification
 from holdfast.fanout.bus.memory import MemoryBus
 from holdfast.fanout.dead_letters import RecentDeadLetters
 from holdfast.fanout.ephemeral import Ephemeral
 from holdfast.fanout.feed import FeedDeps, LogFeed
 from holdfast.fanout.members import Members
 from holdfast.fanout.presence import PresenceReporter
-from holdfast.fanout.registry.contract import NodeRecord
-from holdfast.fanout.registry.memory import MemoryRegistry
+from holdfast.fanout.registry.contract import NodeRecord, Registry
 from holdfast.gateway.connection import Connection
 from holdfast.gateway.contract import GatewayDeps
 from holdfast.gateway.settings import GatewaySettings
@@ -41,6 +41,7 @@ from proof.simulation.log import FaultyLog
 from proof.simulation.network import Wire
 from proof.simulation.options import Options
 from proof.simulation.parts import Parts, SimulatedDisk
+from proof.simulation.shared import SharedParts
 from proof.simulation.watch import Watch, WatchedReceiver, watched, watched_intake
 from proof.virtual_loop import LoopClock
 
@@ -63,14 +64,15 @@ class SimulatedServer:
         options: Options,
         ids: Ids,
         watch: Watch,
+        shared: SharedParts,
     ) -> None:
         self._clock = LoopClock()
-        self._mortal = Mortal(disk.store)
+        self._mortal, self._known = MortalStore(disk.store), Mortal(shared.registry)
         self._wires: list[Wire] = []
         store = faulty(parts.around_store(cast(ChatStore, self._mortal)), plan)
         rng = random.Random(options.seed + 3)
         self.settings = parts.settings(gateway_settings(options))
-        self._registry = faulty(MemoryRegistry(self._clock), plan)
+        self._registry = faulty(cast(Registry, self._known), plan)
         self.durability: Durability = parts.durability(store, self._clock, self._registry)
         self._intake = watched_intake(watch, parts.intake)(
             self.durability, self._clock, ids, grouping=store.grouping, lane=store.lane
@@ -79,7 +81,7 @@ class SimulatedServer:
             store, EpochRaiser(self.durability, self._clock, ids), PROOFS, self._clock
         )
         self._members = Members(store.members)
-        bus = MemoryBus(HERE)
+        self._bus = bus = MemoryBus(ids.new("bus_"), shared.hub)
         self._ephemeral = Ephemeral(self._members, self.history.memberships_of, self._clock, bus)
         self._watermarks = Watermarks(self.durability, self._ephemeral.on_watermarks_moved)
         self._presence = PresenceReporter(
@@ -106,6 +108,7 @@ class SimulatedServer:
         self.gateway = parts.gateway(deps, self._presence, _PLENTY_BYTES, connection_type)
         self._ephemeral.connect(self.gateway)
         self._presence.close_displaced = self.gateway.close_displaced
+        bus.subscribe(self._on_notification)
         log = faulty(FaultyLog(disk.log, plan, options), plan)
         receiver = WatchedReceiver(self.gateway, HERE, watch)
         feed_deps = FeedDeps(log, receiver, self._members, RecentDeadLetters())
@@ -120,12 +123,19 @@ class SimulatedServer:
                 self._watermarks.run(),
                 self._presence.run(),
                 self._ephemeral.run(),
+                self._bus.run(),
             ]
             roles = [group.create_task(each) for each in work]
             roles.append(group.create_task(_restarted(self._feed.run)))
             await self._stopping.wait()
             for role in roles:
                 role.cancel()
+
+    def _on_notification(self, notification: Notification) -> None:
+        if isinstance(notification, DeviceDisplaced):
+            self._presence.on_notification(notification)
+        elif isinstance(notification, EphemeralNotification):
+            self._ephemeral.on_notification(notification)
 
     def accept(self, wire: Wire, user: User, device_id: str) -> Connection:
         """A device has connected; its token is already checked."""
@@ -141,7 +151,7 @@ class SimulatedServer:
 
     def kill(self) -> None:
         """kill -9: the remaining tasks end without any effect."""
-        self._mortal.dead = True
+        self._mortal.dead = self._known.dead = True
         for wire in self._wires:
             wire.cut()
         self._stopping.set()
@@ -153,20 +163,14 @@ class SimulatedServer:
 
 
 class Mortal:
-    """The disk's store for one life of the server: after its end no call arrives."""
+    """A dependency for one life of the server: after its end no call arrives."""
 
-    def __init__(self, store: MemoryStore) -> None:
-        self._store = store
-        self.grouping = store.grouping
-        self.lane = store.lane
+    def __init__(self, inner: object) -> None:
+        self._inner = inner
         self.dead = False
 
-    def peek(self, group: Sequence[Draft]) -> GroupState:
-        """The store's records of a group, for a control that predicts commits."""
-        return self._store._group_state(group)
-
     def __getattr__(self, verb: str) -> Any:
-        inner = getattr(self._store, verb)
+        inner = getattr(self._inner, verb)
 
         async def call(*args: Any, **kwargs: Any) -> Any:
             if self.dead:
@@ -174,6 +178,20 @@ class Mortal:
             return await inner(*args, **kwargs)
 
         return call
+
+
+class MortalStore(Mortal):
+    """The disk's store."""
+
+    def __init__(self, store: MemoryStore) -> None:
+        super().__init__(store)
+        self._store = store
+        self.grouping = store.grouping
+        self.lane = store.lane
+
+    def peek(self, group: Sequence[Draft]) -> GroupState:
+        """The store's records of a group, for a control that predicts commits."""
+        return self._store._group_state(group)
 
 
 async def _restarted(role: Callable[[], Awaitable[None]]) -> None:

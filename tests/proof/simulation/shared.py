@@ -5,11 +5,23 @@ from __future__ import annotations
 import asyncio
 import copy
 import random
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import msgspec
+
+from holdfast.fanout.bus.contract import (
+    DeviceDisplaced,
+    Notification,
+    PresenceChanged,
+    ReceiptMoved,
+    RevocationsChanged,
+    TypingChanged,
+)
 from holdfast.fanout.bus.memory import MemoryHub
 from holdfast.fanout.registry.memory import MemoryRegistry
+from holdfast.message import User
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +57,22 @@ class FaultyHub(MemoryHub):
                 asyncio.get_running_loop().call_later(delay, receive, payload)
 
 
+def noise(rng: random.Random, users: Sequence[User], chat_ids: Sequence[str]) -> bytes:
+    """A payload of another node: notes about anybody in any chat, and garbage."""
+    user, chat_id = rng.choice(users), rng.choice(chat_ids)
+    notes: list[Notification] = [
+        TypingChanged(user, chat_id, active=rng.random() < 0.5),
+        PresenceChanged(user, rng.choice(["online", "offline"]), rng.randrange(2**53), (chat_id,)),
+        ReceiptMoved(user, rng.choice(users), chat_id, rng.randrange(99), rng.randrange(99)),
+        DeviceDisplaced("here", (f"conn_{rng.randrange(99)}",)),
+        RevocationsChanged(),
+    ]
+    parts = [msgspec.json.encode(rng.choice(notes)), b'{"type":"newer"}', b"{}"]
+    rng.shuffle(parts)
+    whole = b'{"sender":"elsewhere","notifications":[%b]}' % b",".join(parts)
+    return whole if rng.random() < 0.8 else whole[: rng.randrange(len(whole))]
+
+
 class SimulatedRegistry(MemoryRegistry):
     """The registry of all servers, which may lose its state or go back in time."""
 
@@ -57,3 +85,11 @@ class SimulatedRegistry(MemoryRegistry):
 
     def put_back(self, saved: Any) -> None:
         self._gateways, self._devices = copy.deepcopy(saved)
+
+
+@dataclass(frozen=True, slots=True)
+class SharedParts:
+    """What a server reaches the others by; it survives a kill."""
+
+    registry: SimulatedRegistry
+    hub: FaultyHub

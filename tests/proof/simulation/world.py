@@ -60,6 +60,13 @@ from proof.simulation.network import Wire
 from proof.simulation.options import QUIET, Options
 from proof.simulation.parts import Parts, SimulatedDisk
 from proof.simulation.server import SimulatedServer, gateway_settings
+from proof.simulation.shared import (
+    BusOdds,
+    FaultyHub,
+    SharedParts,
+    SimulatedRegistry,
+    noise,
+)
 from proof.simulation.watch import Watch
 from proof.virtual_loop import LoopClock, run
 
@@ -98,6 +105,8 @@ class World:
         self.disk = parts.disk() if parts.disk else SimulatedDisk(MemoryStore(shards=options.lanes))
         self.disk.store.on_commit(self._committed)
         self.plan = self._new_plan()
+        hub = FaultyHub(random.Random(options.seed + 4), options.bus)
+        self.shared = SharedParts(SimulatedRegistry(self.clock), hub)
         self.server: SimulatedServer | None = None
         self.dead: list[SimulatedServer] = []
         self.devices: list[Device] = []
@@ -172,7 +181,7 @@ class World:
 
     def _start_server(self) -> None:
         self.server = SimulatedServer(
-            self.disk, self.parts, self.plan, self.options, self.ids, self.watch
+            self.disk, self.parts, self.plan, self.options, self.ids, self.watch, self.shared
         )
 
     def _switch_on_devices(self) -> None:
@@ -239,8 +248,17 @@ class World:
             (self._recover, options.recoveries),
             (self._halt, options.halts),
             (self._retain, options.retentions),
+            (self._flush_registry, options.registry_flushes),
+            (self._make_noise, options.bus_noise),
             (self._look, LOOKS),
         ]
+
+    async def _flush_registry(self) -> None:
+        self.shared.registry.flush()
+
+    async def _make_noise(self) -> None:
+        chats = list(self.founders)
+        await self.shared.hub.send(noise(self.rng, [*USERS, STRANGER], chats))
 
     async def _cut(self) -> None:
         device = self._somebody()
@@ -394,6 +412,7 @@ class World:
 
     async def _heal(self) -> None:
         self.plan.heal()
+        self.shared.hub.odds = BusOdds()
         for device in self.devices:
             device.pause(False)
         for chat_id in self.founders:
