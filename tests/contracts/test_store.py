@@ -449,6 +449,25 @@ async def test_single_memberships_are_read_with_the_head_of_their_chat(
 
 
 @on_every_store
+async def test_chats_are_found_by_the_moment_of_their_newest_message(store: Any, rig: Rig) -> None:
+    for name in ("a", "b", "empty"):
+        await create(store, "bob", chat_id=f"chat_{name}")
+    await store.change(CreateChat(act(STRANGER), "chat_o", "group", "Other", []))
+    await fill(store, 2)
+    await store.append([draft("k", sender=STRANGER, chat_id="chat_o")])
+    moment = (await store.read_after("chat_a", 0, *PAGE)).messages[-1].created_at
+    found, page = list[tuple[str, str]](), await store.active_since(moment)
+    while page.next is not None:
+        found += page.chats
+        page = await store.active_since(moment, page.next)
+    assert found == [("default", "chat_a"), ("other", "chat_o")] and list(page.chats) == []
+    assert list((await store.active_since("2999-01-01T00:00:00.000Z")).chats) == []
+    for token in ("x", "texts.1", "active.99", "0.chat_a"):
+        with pytest.raises(InvalidMessage, match="start again"):
+            await store.active_since(moment, token)
+
+
+@on_every_store
 async def test_heads_and_memberships_name_what_is_there(store: Any, rig: Rig) -> None:
     await create(store, "bob")
     await create(store, chat_id="chat_b")

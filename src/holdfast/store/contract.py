@@ -161,6 +161,15 @@ class TextPage(Struct, frozen=True):
     next: PageToken | None
 
 
+class ActivePage(Struct, frozen=True):
+    """Chats, as (tenant, chat_id), found in a section of all chats. ``next`` is None if
+    the section is the last.
+    """
+
+    chats: Sequence[tuple[str, str]]
+    next: PageToken | None
+
+
 class ChatStore(Protocol):
     """The durable chats of all tenants."""
 
@@ -296,6 +305,15 @@ class ChatStore(Protocol):
         entries. InvalidMessage if ``after`` is of no such page.
 
         Examines every entry: for erasure, not for interactive requests.
+        """
+        ...
+
+    async def active_since(self, at: str, after: PageToken | None = None) -> ActivePage:
+        """The chats whose newest message is not older than a moment, among the next
+        ``LOOKED_AT_ONCE`` chats. InvalidMessage if ``after`` is of no such page.
+
+        Examines every chat: for a reader that lost the log, not for interactive
+        requests.
         """
         ...
 

@@ -30,6 +30,7 @@ from holdfast.store.contract import (
     LOOKED_AT_ONCE,
     MEMBERSHIPS_MAX,
     ONE_LANE,
+    ActivePage,
     ChatPage,
     Inspection,
     TextPage,
@@ -294,6 +295,19 @@ class MemoryStore(MemoryRecords):
             ):
                 texts.append((message.chat_id, message.sequence))
         return TextPage(texts, number_token("texts", looked[-1][0]) if looked else None)
+
+    async def active_since(self, at: str, after: PageToken | None = None) -> ActivePage:
+        first = number_of("active", after)
+        looked = list(self._chats.values())[first : first + LOOKED_AT_ONCE]
+        if not looked:
+            check_end(after, len(self._chats))
+        chats = [
+            (held.chat.tenant, held.chat.chat_id)
+            for held in looked
+            if held.messages and held.messages[held.highest].created_at >= at
+        ]
+        end = first + len(looked)
+        return ActivePage(chats, number_token("active", end) if looked else None)
 
     async def forget_devices(self, user: User) -> None:
         for held in self._chats_with(user):

@@ -23,6 +23,7 @@ from holdfast.message import (
 from holdfast.store.contract import (
     LOOKED_AT_ONCE,
     UNREAD_LOOKED_AT,
+    ActivePage,
     AuditPage,
     AuditRecord,
     ChatPage,
@@ -53,6 +54,7 @@ _bans = Decoder(list[Ban])
 _mutes = Decoder(list[Mute])
 _pairs = Decoder(list[tuple[int, int]])
 _texts = Decoder(list[tuple[str, int]])
+_active = Decoder(list[tuple[str, str]])
 
 
 async def read_after(
@@ -222,6 +224,17 @@ async def audit(connection: ServerConnection, after: PageToken | None, limit: in
     return AuditPage(
         records, number_token("audit", records[-1].number) if len(found) > limit else None
     )
+
+
+async def active_since(
+    connection: ServerConnection, at: str, after: PageToken | None
+) -> ActivePage:
+    number = number_of("active", after)
+    row = await connection.fetchrow("active_since", at, number, LOOKED_AT_ONCE)
+    if row["through"] is None:
+        check_end(after, (await connection.fetchrow("chats_end"))[0])
+        return ActivePage([], None)
+    return ActivePage(_listed(_active, row["chats"]), number_token("active", row["through"]))
 
 
 async def texts_of(

@@ -247,6 +247,18 @@ SELECT (SELECT json_agg(json_build_array(c.chat_id, e.sequence) ORDER BY e.posit
          WHERE e.sender_id = $2 AND c.tenant = $1 AND e.kind = 'text' AND e.is_there) AS texts,
        (SELECT max(position) FROM looked) AS through, (SELECT count(*) FROM looked) AS looked
 
+-- name: active_since
+-- Of the $3 chats after number $2: those with a message not older than $1, and the last one that was looked at.
+WITH looked AS MATERIALIZED (
+    SELECT c.chat, c.tenant, c.chat_id FROM holdfast_chats.chat AS c WHERE c.chat > $2 ORDER BY c.chat LIMIT $3)
+SELECT (SELECT json_agg(json_build_array(l.tenant, l.chat_id) ORDER BY l.chat)::text FROM looked AS l
+         WHERE (SELECT m.created_at FROM holdfast_chats.message AS m WHERE m.chat = l.chat
+                 ORDER BY m.sequence DESC LIMIT 1) >= $1::text::timestamptz) AS chats,
+       (SELECT max(chat) FROM looked) AS through
+
+-- name: chats_end
+SELECT coalesce(max(chat), 0) FROM holdfast_chats.chat
+
 -- name: log_ends
 -- The base of the epochs, and of each shard the first position that is kept and the last that is committed.
 SELECT (SELECT epoch_base FROM holdfast_chats.cluster) AS base, array_agg(s.first_position ORDER BY s.shard) AS firsts,

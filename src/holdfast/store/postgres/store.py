@@ -30,6 +30,7 @@ from holdfast.message import (
 from holdfast.store.commands import Command, CommandContext, CommandResult
 from holdfast.store.contract import (
     MEMBERSHIPS_MAX,
+    ActivePage,
     AuditPage,
     ChatPage,
     Grouping,
@@ -167,6 +168,9 @@ class PostgresStore:
 
     async def texts_of(self, user: User, after: PageToken | None = None) -> TextPage:
         return await self._read(reads.texts_of, user, after, self._server.shards)
+
+    async def active_since(self, at: str, after: PageToken | None = None) -> ActivePage:
+        return await self._read(reads.active_since, at, after)
 
     async def read_after(
         self, chat_id: str, after: int, limit: int, bytes_max: int, reader: User | None = None

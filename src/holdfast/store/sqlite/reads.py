@@ -30,6 +30,7 @@ from holdfast.message import (
 from holdfast.store.contract import (
     LOOKED_AT_ONCE,
     UNREAD_LOOKED_AT,
+    ActivePage,
     AuditPage,
     AuditRecord,
     ChatPage,
@@ -79,6 +80,7 @@ _log_events: Mapping[str, Decoder[LogEvent]] = {
     kind.__name__: Decoder(kind) for kind in (ChatCreated, EpochRaised)
 }
 _texts = Decoder(list[tuple[str, int]])
+_active = Decoder(list[tuple[str, str]])
 UNREADABLE = (UnicodeDecodeError, MsgspecError)
 
 
@@ -329,6 +331,18 @@ def texts_of(handle: Handle, deadline: Deadline, user: User, after: PageToken | 
     return TextPage(
         _texts.decode(texts), None if through is None else number_token("texts", through)
     )
+
+
+def active_since(
+    handle: Handle, deadline: Deadline, at: str, after: PageToken | None
+) -> ActivePage:
+    asked = {"at": at, "after": number_of("active", after), "look": LOOKED_AT_ONCE}
+    with deadline.over(handle) as connection:
+        chats, through = connection.execute(SQL["active_since"], asked).get
+        if through is None:
+            check_end(after, connection.execute(SQL["chats_end"]).get)
+    found = _active.decode(chats)
+    return ActivePage(found, None if through is None else number_token("active", through))
 
 
 def log_end(handle: Handle, deadline: Deadline) -> int:

@@ -403,6 +403,18 @@ SELECT (
   WHERE e.sender_id = :user_id AND c.tenant = :tenant AND e.kind = 'text' AND e.is_there
 ), (SELECT max(position) FROM looked);
 
+-- name: active_since
+-- Of the :look chats after :after: those whose newest message is not older than :at, and the last one that was looked at.
+WITH looked AS MATERIALIZED (
+  SELECT chat, chat_id, tenant FROM chats WHERE chat > :after ORDER BY chat LIMIT :look)
+SELECT (
+  SELECT json_group_array(json_array(l.tenant, l.chat_id) ORDER BY l.chat) FROM looked AS l
+  WHERE (SELECT m.created_at FROM messages AS m WHERE m.chat = l.chat ORDER BY m.sequence DESC LIMIT 1) >= :at
+), (SELECT max(chat) FROM looked);
+
+-- name: chats_end
+SELECT coalesce(max(chat), 0) FROM chats;
+
 -- name: take_all_watermarks_along
 -- Before raise_all_epochs: what counts in a chat's epoch will count in its next. They are in one file with the
 -- messages, so none is beyond a head.

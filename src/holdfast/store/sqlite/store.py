@@ -39,6 +39,7 @@ from holdfast.store.commands import Command, CommandContext, CommandResult
 from holdfast.store.contract import (
     MEMBERSHIPS_MAX,
     ONE_LANE,
+    ActivePage,
     AuditPage,
     ChatPage,
     Inspection,
@@ -163,6 +164,9 @@ class SqliteStore:
 
     async def texts_of(self, user: User, after: PageToken | None = None) -> TextPage:
         return await self._read(reads.texts_of, user, after)
+
+    async def active_since(self, at: str, after: PageToken | None = None) -> ActivePage:
+        return await self._read(reads.active_since, at, after)
 
     async def read_after(
         self, chat_id: str, after: int, limit: int, bytes_max: int, reader: User | None = None
