@@ -20,6 +20,7 @@ from holdfast.clock import SystemClock
 from holdfast.errors import InvalidMessage, NotFound, Unauthorized
 from holdfast.eventlog.contract import Position
 from holdfast.message import LogEntry
+from holdfast.store.memory import MemoryStore
 from holdfast.webhooks.address_guard import check_url, is_public
 from holdfast.webhooks.contract import (
     DELIVERIES_KEPT_PER_ENDPOINT,
@@ -209,10 +210,10 @@ async def test_reader_repeats_nothing_after_a_restart(tmp_path: Path) -> None:
     await endpoints.add(
         WebhookEndpoint("ep_1", "acme", "https://example.com", SECRET, "", "2026-01-01")
     )
-    first = WebhookReader(log, endpoints, jobs, SystemClock())
+    first = WebhookReader(log, endpoints, jobs, MemoryStore(), SystemClock())
     await jobs.enqueue([])
     assert await first.advance(Position((0,))) == Position((1,))
-    second = WebhookReader(log, endpoints, jobs, SystemClock())
+    second = WebhookReader(log, endpoints, jobs, MemoryStore(), SystemClock())
     task = asyncio.create_task(second.run())
     log.entries.append(entry(2))
 
@@ -246,7 +247,8 @@ async def test_chats_restored_without_their_jobs_skip_and_repeat_no_later_messag
     async def restart(*sequences: int) -> None:
         """The server starts; then these are committed and become jobs."""
         log.waited_for.clear()
-        task = asyncio.create_task(WebhookReader(log, endpoints, jobs, SystemClock()).run())
+        reader = WebhookReader(log, endpoints, jobs, MemoryStore(), SystemClock())
+        task = asyncio.create_task(reader.run())
         await asyncio.wait_for(log.waited_for.wait(), 60)
         log.entries.extend(entry(n) for n in sequences)
         wanted.extend(sequences)
@@ -555,7 +557,7 @@ async def test_reader_without_endpoints_commits_no_batch_and_skips_older_message
         Log([entry(1), entry(2)]),
     )
     await jobs.enqueue([], [ReaderMark("webhooks", 0, 0)])
-    reader = WebhookReader(log, endpoints, jobs, SystemClock())
+    reader = WebhookReader(log, endpoints, jobs, MemoryStore(), SystemClock())
     assert await reader.advance(await reader.begin()) == Position((2,))
     assert await jobs.reader_offset("webhooks") == 0, "nothing was made, so nothing was stored"
     await endpoints.add(
@@ -573,7 +575,7 @@ async def test_readers_of_two_nodes_make_each_job_once(tmp_path: Path) -> None:
     await endpoints.add(
         WebhookEndpoint("ep_1", "acme", "https://example.com", SECRET, "", "2026-01-01")
     )
-    readers = [WebhookReader(log, endpoints, jobs, SystemClock()) for _ in range(3)]
+    readers = [WebhookReader(log, endpoints, jobs, MemoryStore(), SystemClock()) for _ in range(3)]
     for reader in readers:
         await reader.begin()
     tasks = [asyncio.create_task(reader.run()) for reader in readers]
@@ -600,7 +602,7 @@ async def test_reader_goes_on_where_the_one_ended_that_had_the_lease_before(
 
     class Reader(WebhookReader):
         def __init__(self, name: str) -> None:
-            super().__init__(log, endpoints, jobs, SystemClock())
+            super().__init__(log, endpoints, jobs, MemoryStore(), SystemClock())
             self.is_held = lambda: holder == name
             self._here = name
 
@@ -634,7 +636,7 @@ async def test_endpoint_gets_no_older_message_from_a_lagging_reader(
         Log([entry(1)]),
     )
     await jobs.enqueue([], [ReaderMark("webhooks", 0, 0)])
-    reader = WebhookReader(log, endpoints, jobs, SystemClock())
+    reader = WebhookReader(log, endpoints, jobs, MemoryStore(), SystemClock())
     assert await reader.advance(await reader.begin()) == Position((1,))
     log.entries += [entry(2), entry(3)]
     await endpoints.add(

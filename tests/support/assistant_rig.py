@@ -147,7 +147,7 @@ async def assistant_rig(
         replying.register(handlers, concurrency)
         events = MemoryEventLog()
         store.on_commit(events.committed)
-        reader = AssistantReader(events, chosen, jobs, history, clock)
+        reader = AssistantReader(events, chosen, jobs, store, history, clock)
         worker = Worker(
             jobs,
             handlers,

@@ -16,8 +16,9 @@ from aiohttp import web
 
 from holdfast.clock import SystemClock
 from holdfast.errors import Unavailable
-from holdfast.eventlog.contract import Position
+from holdfast.eventlog.contract import LogLost, Position
 from holdfast.message import LogEntry, Message
+from holdfast.store.memory import MemoryStore
 from holdfast.webhooks.contract import JOB_TYPE, WebhookEndpoint
 from holdfast.webhooks.delivery import WebhookSender, WebhookSettings, recall_paces, with_webhooks
 from holdfast.webhooks.parking import Parking
@@ -64,6 +65,8 @@ class Log:
         return Position((self.entries[-1].offset if self.entries else 0,))
 
     async def read(self, after: Position, limit: int) -> tuple[list[LogEntry], Position]:
+        if after.is_beyond(await self.end()):
+            raise LogLost
         entries = [e for e in self.entries if not after.includes(e)][:limit]
         return entries, Position((entries[-1].offset,)) if entries else after
 
@@ -178,7 +181,7 @@ async def scene(
     settings = settings or WebhookSettings(private_allowed=True, timeout_seconds=30)
     async with WebhookSender.opened(endpoints, log.find, clock, settings) as deliveries:
         deliveries.register(handlers)
-        reader = WebhookReader(log, endpoints, jobs, clock)
+        reader = WebhookReader(log, endpoints, jobs, MemoryStore(), clock)
         quick = worker or WorkerSettings(concurrency=8, poll_max_seconds=0.02, balance_seconds=0.5)
         running = Worker(jobs, handlers, settings=quick, policies=policies)
         parking = Parking(endpoints, jobs, running.pause, running.group, clock, settings)

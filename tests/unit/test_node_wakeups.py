@@ -41,7 +41,13 @@ async def test_changed_keys_and_revocations_wake_nodes(tmp_path: Path) -> None:
     ):
         engines = opened._replace(bus=bus)
         work = NodeWork(
-            settings.work, "node_1", engines.jobs, engines.endpoints, engines.log, clock
+            settings.work,
+            "node_1",
+            engines.jobs,
+            engines.endpoints,
+            engines.log,
+            engines.chats,
+            clock,
         )
         credentials = await engines.credentials.load()
         node = Node(settings, engines, limits, work.parts, credentials, clock)

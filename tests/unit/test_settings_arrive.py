@@ -83,7 +83,13 @@ async def with_node(folder: Path, settings: Settings, look: Callable[[Node], Non
         open_limits(settings.limits, folder, "node_1", clock=clock) as limits,
     ):
         work = NodeWork(
-            settings.work, "node_1", engines.jobs, engines.endpoints, engines.log, clock
+            settings.work,
+            "node_1",
+            engines.jobs,
+            engines.endpoints,
+            engines.log,
+            engines.chats,
+            clock,
         )
         credentials = await engines.credentials.load()
         look(Node(settings, engines, limits, work.parts, credentials, clock))

@@ -156,7 +156,7 @@ async def test_scope_jobs_read_shows_no_message_of_a_webhook(tmp_path: Path) -> 
         )
         chat = await rest.chat()
         await rest.send(chat, "private words", "k1")
-        await WebhookReader(log, endpoints, jobs, rest.clock).advance(START)
+        await WebhookReader(log, endpoints, jobs, rest.store, rest.clock).advance(START)
         (waiting,) = await jobs.find(Query())
         shown = [
             await rest.ask("GET", path, key)

@@ -4,6 +4,7 @@
 - ``routing``       a batch as runs of chats; whether sequences are missing (pure)
 - ``members``       who is in a chat, for what is asked often
 - ``job_reader``    makes jobs of the log, for webhooks and assistants
+- ``missed``        what a reader that lost the log reads from the store
 - ``dead_letters``  events that cannot be used, kept for an operator
 - ``registry``      which devices of which users are connected to which gateways
 - ``bus``           notifications between nodes

@@ -8,12 +8,15 @@ begins at the log's end.
 Its position is stored as one mark per shard, each on condition of the one before: of
 two nodes that read at once, one makes the jobs of an entry, and the other reads on from
 the stored position. So that this is rare, a reader runs on the node that holds its
-lease.
+lease. Two marks stand beside them: the epoch base of the log, and a moment up to which
+nothing is missing.
 
-A position beyond the log's end means that
-the chats were restored from a backup, and the jobs, in another database, were not. The
-entries of the restored log had jobs before, so the reader begins at the log's end. It
-continues under its next name (``webhooks.1``); the highest name counts.
+A position may be lost: the log was restored from a backup that is older than the jobs,
+a failover lost its end, or the log forgot what the reader has not read. Then the reader
+never jumps to the log's end. It reads, chat by chat, what the store has since that
+moment (``missed``), makes jobs of it, and only then goes on at the end that it took
+before. Jobs may be made twice, never left out. It continues under its next name
+(``webhooks.1``); the highest name counts.
 """
 
 from __future__ import annotations
@@ -22,10 +25,13 @@ import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 
+from holdfast import telemetry
+from holdfast.clock import Clock, timestamp
 from holdfast.errors import UnreadableEvent, VersionConflict
-from holdfast.eventlog.contract import START, EventLog, Position
+from holdfast.eventlog.contract import START, EventLog, LogLost, Position
+from holdfast.fanout.missed import MissedMessages
 from holdfast.message import LogEntry
-from holdfast.telemetry import log
+from holdfast.store.contract import ChatStore
 from holdfast.work.contract import ReaderMark, WorkStore
 from holdfast.work.job import JobDraft
 
@@ -34,6 +40,10 @@ UNMARKED_MAX = 10_000
 """How many entries without jobs a crash may make it read again."""
 HELD_POLL_SECONDS = 0.2
 """How often a node without the reader's lease asks whether it has it now."""
+CLOCKS_DIFFER_SECONDS = 120.0
+"""How far the clocks of nodes, and a message's stamp and its commit, may be apart."""
+MOMENT_UNKNOWN_SECONDS = 86_400.0
+"""How far a reader looks back that an older version left without a moment."""
 
 
 class JobReader(ABC):
@@ -44,11 +54,14 @@ class JobReader(ABC):
 
     reader: str
 
-    def __init__(self, log: EventLog, jobs: WorkStore) -> None:
-        self._log, self._jobs = log, jobs
-        self._name, self._unmarked = self.reader, 0
-        self._marks: Sequence[int | None] = (None,)
-        """The stored marks of the shards."""
+    def __init__(self, log: EventLog, jobs: WorkStore, chats: ChatStore, clock: Clock) -> None:
+        self._log, self._jobs, self._chats, self._clock = log, jobs, chats, clock
+        self._losses, self._unmarked = 0, 0
+        self._marks: dict[tuple[str, int], int] = {}
+        """The stored marks under its name, by row and shard."""
+        self._moment = 0.0
+        self._missed: MissedMessages | None = None
+        """What is left to read after a loss; kept while the store is in trouble."""
         self.marked = START
         """The stored position."""
         self.is_held: Callable[[], bool] = lambda: True
@@ -58,7 +71,9 @@ class JobReader(ABC):
 
     @abstractmethod
     async def drafts(self, entries: Sequence[LogEntry], position: Position) -> list[JobDraft]:
-        """The jobs of these entries, which follow ``position``."""
+        """The jobs of these entries, which follow ``position``. An entry at offset 0
+        was read from the store.
+        """
 
     async def run(self) -> None:
         while True:
@@ -68,11 +83,12 @@ class JobReader(ABC):
             try:
                 position = await self.begin()
                 while self.is_held():
-                    await self._log.wait(position)
-                    if self.is_held():
-                        position = await self.advance(position)
+                    reached = await self.advance(position)
+                    if reached == position:
+                        await self._log.wait(position)
+                    position = reached
             except VersionConflict:
-                log.info("fanout.reader_overtaken", reader=self.reader)
+                telemetry.log.info("fanout.reader_overtaken", reader=self.reader)
 
     async def begin(self) -> Position:
         """The position to start from: the stored one, or else the log's end.
@@ -88,34 +104,36 @@ class JobReader(ABC):
 
     async def _begin(self) -> Position:
         end = await self._log.end()
-        restores, position = 0, await self._stored(self.reader, end)
-        while (later := await self._stored(f"{self.reader}.{restores + 1}", end)) is not None:
-            restores, position = restores + 1, later
-        if position is not None and position.is_beyond(end):
-            log.warning(
-                "fanout.log_restored",
-                reader=self.reader,
-                detail="the log ends before the reader's position",
-                end=list(end.offsets),
-                position=list(position.offsets),
-            )
-            restores, position = restores + 1, None
-        self._name = f"{self.reader}.{restores}" if restores else self.reader
+        self._losses, position = 0, await self._stored(end, self.reader)
+        while (later := await self._stored(end, f"{self.reader}.{self._losses + 1}")) is not None:
+            self._losses, position = self._losses + 1, later
+        moment, now = self._marks.get((f"{self._name}.moment", 0)), self._clock.now()
+        self._moment = now - MOMENT_UNKNOWN_SECONDS if moment is None else moment / 1000
         if position is None:
-            position, self._marks = end, [None] * len(end.offsets)
+            self._moment, position = now, end
             await self.mark(position)
         return position
 
-    async def _stored(self, name: str, end: Position) -> Position | None:
+    @property
+    def _name(self) -> str:
+        return f"{self.reader}.{self._losses}" if self._losses else self.reader
+
+    async def _stored(self, end: Position, name: str) -> Position | None:
         """The stored position of a reader of all shards that the log has."""
-        marks = [await self._jobs.reader_offset(name, n) for n in range(len(end.offsets))]
-        if all(mark is None for mark in marks):
+        shards = [(name, shard) for shard in range(len(end.offsets))]
+        rows = [*shards, (f"{name}.base", 0), (f"{name}.moment", 0)]
+        stored = [(row, await self._jobs.reader_offset(*row)) for row in rows]
+        marks = {row: mark for row, mark in stored if mark is not None}
+        if not marks.keys() & set(shards):
             return None
         self._marks = marks
-        return Position(tuple(mark or 0 for mark in marks), end.base)
+        return Position(
+            tuple(marks.get(row, 0) for row in shards), marks.get((f"{name}.base", 0), 0)
+        )
 
     async def advance(self, position: Position) -> Position:
         """Make jobs of the next entries; returns the new position."""
+        now = self._clock.now()
         try:
             entries, reached = await self._log.read(position, BATCH)
         except UnreadableEvent as event:
@@ -123,6 +141,10 @@ class JobReader(ABC):
             reached = position.moved(event.shard, event.offset)
             await self.mark(reached)
             return reached
+        except LogLost:
+            return await self._make_up(position)
+        if len(entries) < BATCH:
+            self._moment = max(self._moment, now)
         if not entries:
             return reached
         drafts = await self.drafts(entries, position)
@@ -131,15 +153,39 @@ class JobReader(ABC):
             await self.mark(reached, drafts)
         return reached
 
+    async def _make_up(self, position: Position) -> Position:
+        """Make jobs of what the store has since the moment up to which nothing is
+        missing; returns the end that the log had before.
+        """
+        if self._missed is None:
+            telemetry.log_lost(self.reader, position.offsets)
+            since = timestamp(self._moment - CLOCKS_DIFFER_SECONDS)
+            now, end = self._clock.now(), await self._log.end()
+            self._missed = MissedMessages(self._chats, since, end, now)
+        missed = self._missed
+        while (entries := await missed.next()) is not None:
+            if drafts := await self.drafts(entries, self.marked):
+                await self._jobs.enqueue(drafts)
+        self._losses, self._marks, self._moment = self._losses + 1, {}, missed.began_at
+        try:
+            await self.mark(missed.end)
+        except VersionConflict:
+            self._missed = None  # another node has made up for it
+            raise
+        self._missed = None
+        return missed.end
+
     async def mark(self, position: Position, drafts: Sequence[JobDraft] = ()) -> None:
         """Store the position together with these jobs."""
-        marks = [
-            ReaderMark(self._name, shard, offset, replaces)
-            for shard, (offset, replaces) in enumerate(
-                zip(position.offsets, self._marks, strict=True)
-            )
-            if offset != replaces
+        marks = {(self._name, shard): offset for shard, offset in enumerate(position.offsets)}
+        marks[f"{self._name}.moment", 0] = int(self._moment * 1000)
+        if position.base:
+            marks[f"{self._name}.base", 0] = position.base
+        moved = [
+            ReaderMark(*row, mark, self._marks.get(row))
+            for row, mark in marks.items()
+            if mark != self._marks.get(row)
         ]
-        await self._jobs.enqueue(drafts, marks)
-        self._marks = position.offsets
+        await self._jobs.enqueue(drafts, moved)
+        self._marks = marks
         self.marked, self._unmarked = position, 0

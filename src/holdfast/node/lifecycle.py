@@ -133,6 +133,7 @@ async def running(
             engines.jobs,
             engines.endpoints,
             engines.log,
+            engines.chats,
             clock,
             settings.streaming.assistants,
         )

@@ -14,6 +14,7 @@ from holdfast.fanout.job_reader import JobReader
 from holdfast.history.history import ChatHistory
 from holdfast.message import Message
 from holdfast.node.supervisor import GAUGES_SECONDS, background_task
+from holdfast.store.contract import ChatStore
 from holdfast.store.leases.contract import Leases
 from holdfast.store.leases.held import HeldLease
 from holdfast.streaming.assistants.jobs import with_assistants
@@ -49,12 +50,13 @@ class NodeWork:
         jobs: WorkStore,
         endpoints: WebhookEndpoints,
         log: EventLog,
+        chats: ChatStore,
         clock: Clock,
         assistants: Iterable[AssistantSettings] = (),
     ) -> None:
         self._settings = settings
         self._endpoints = endpoints
-        self._jobs, self._log = jobs, log
+        self._jobs, self._log, self._chats = jobs, log, chats
         self._clock = clock
         self._assistants = Assistants(assistants)
         self._handlers = Handlers()
@@ -69,7 +71,7 @@ class NodeWork:
                 stuck_loop_seconds=settings.stuck_loop_seconds,
             ),
         )
-        self._reader = reader = WebhookReader(log, endpoints, jobs, clock)
+        self._reader = reader = WebhookReader(log, endpoints, jobs, chats, clock)
         self._gauges = gauges = _Gauges(jobs, clock)
         worker = self._worker
         self._parking = parking = Parking(
@@ -113,7 +115,12 @@ class NodeWork:
             await stack.enter_async_context(self._reading(self._reader, leases))
             if self._assistants:
                 reader = AssistantReader(
-                    self._log, self._assistants, self._jobs, assistants.history, self._clock
+                    self._log,
+                    self._assistants,
+                    self._jobs,
+                    self._chats,
+                    assistants.history,
+                    self._clock,
                 )
                 await _begun(reader)
                 await stack.enter_async_context(self._reading(reader, leases))

@@ -12,6 +12,7 @@ from holdfast.clock import Clock, timestamp
 from holdfast.eventlog.contract import EventLog, Position
 from holdfast.fanout.job_reader import JobReader
 from holdfast.message import LogEntry, Message
+from holdfast.store.contract import ChatStore
 from holdfast.webhooks.contract import WebhookEndpoint, WebhookEndpoints
 from holdfast.webhooks.delivery import DeliveryNotice, draft_of
 from holdfast.work.contract import WorkStore
@@ -24,10 +25,15 @@ class WebhookReader(JobReader):
     reader = "webhooks"
 
     def __init__(
-        self, log: EventLog, endpoints: WebhookEndpoints, jobs: WorkStore, clock: Clock
+        self,
+        log: EventLog,
+        endpoints: WebhookEndpoints,
+        jobs: WorkStore,
+        chats: ChatStore,
+        clock: Clock,
     ) -> None:
-        super().__init__(log, jobs)
-        self._endpoints, self._clock = endpoints, clock
+        super().__init__(log, jobs, chats, clock)
+        self._endpoints = endpoints
         self._known: tuple[int, dict[str, list[WebhookEndpoint]]] = (0, {})
         self._noticed: dict[str, Position] = {}
         """The log's end when an endpoint was first seen; later entries are its to get.

@@ -17,6 +17,7 @@ from holdfast.fanout.job_reader import JobReader
 from holdfast.fanout.members import Members
 from holdfast.history.history import ChatHistory
 from holdfast.message import ChatKind, LogEntry, Member, Message, User
+from holdfast.store.contract import ChatStore
 from holdfast.streaming.assistants.jobs import draft_of
 from holdfast.streaming.assistants.triggers import Assistants, triggers
 from holdfast.work.contract import WorkStore
@@ -40,11 +41,12 @@ class AssistantReader(JobReader):
         log: EventLog,
         assistants: Assistants,
         jobs: WorkStore,
+        chats: ChatStore,
         history: ChatHistory,
         clock: Clock,
     ) -> None:
-        super().__init__(log, jobs)
-        self._assistants, self._history, self._clock = assistants, history, clock
+        super().__init__(log, jobs, chats, clock)
+        self._assistants, self._history = assistants, history
         self._members = Members(self._load, MEMBERS_MAX)
         self._kinds: OrderedDict[str, ChatKind] = OrderedDict()
 
