@@ -11,11 +11,13 @@ from typing import NamedTuple
 
 import pytest
 from cluster_database import another_node, first_node
+from redis.asyncio import Redis
 from registry_rig import DEVICES_MAX, RECORD, connect, device, disconnect
 from scripted_durability import ANNA, BELA, CLEO
 
 from engines import Server
 from holdfast.clock import ManualClock
+from holdfast.errors import HoldfastError
 from holdfast.fanout.registry.contract import LIVE_SECONDS, Displacement, NodeRecord, Registry
 from holdfast.fanout.registry.memory import MemoryRegistry
 from holdfast.fanout.registry.postgres import PostgresRegistry
@@ -272,3 +274,31 @@ async def test_names_are_not_confused_whatever_they_contain(rig: Opened) -> None
             await connect(east, "east:0", user)
             assert await east.gateways_of([user]) == {"east:0": {user}}
         assert await east.gateways_of(users) == {"east:0": set(users)}
+
+
+class TestRedis:
+    """What can happen to keys in a Redis that others use too."""
+
+    @pytest.mark.parametrize("garbage", [b"", b"\xc1", b"\x93\xa1a\xa1b\xa1c", b"\x01"])
+    async def test_garbage_under_a_users_key_is_removed_and_stops_nobody(
+        self, redis_server: Server, garbage: bytes
+    ) -> None:
+        async with redis(redis_server) as (east, _, _), Redis.from_url(redis_server.url) as client:
+            assert isinstance(east, RedisRegistry)
+            key = f"{east._prefix}devices:{ANNA.tenant}\0{ANNA.user_id}"
+            await client.hset(key, "phone", garbage)
+            assert await east.gateways_of([ANNA]) == {}
+            await client.set(key, garbage)
+            assert list((await connect(east, "east", ANNA, BELA)).online) == [ANNA, BELA]
+            assert await east.gateways_of([ANNA, BELA]) == {"east": {ANNA, BELA}}
+
+    async def test_key_of_another_type_is_a_named_failure(self, redis_server: Server) -> None:
+        async with redis(redis_server) as (east, _, _), Redis.from_url(redis_server.url) as client:
+            assert isinstance(east, RedisRegistry)
+            await client.set(f"{east._prefix}renewed", "garbage")
+            with pytest.raises(HoldfastError):
+                await connect(east, "east", ANNA)
+            assert east.trouble is not None
+            assert east.trouble[0] in ("wrong_type", "script")
+            await client.delete(f"{east._prefix}renewed")
+            await connect(east, "east", ANNA)

@@ -46,11 +46,22 @@ local function lives(gateway, live)
   return now - tonumber(call('HGET', renewed, gateway) or '0') < live
 end
 
+-- Garbage under a user's key is removed: it must not stop the calls for all others.
 local function devices_of(user)
-  local raw, found, count = call('HGETALL', prefix .. 'devices:' .. user), {}, 0
+  local key, found, count = prefix .. 'devices:' .. user, {}, 0
+  local raw = redis.pcall('HGETALL', key)
+  if raw.err then
+    call('DEL', key)
+    return found, count
+  end
   for i = 1, #raw, 2 do
-    found[raw[i]] = unpack_message(raw[i + 1])
-    count = count + 1
+    local is_read, entry = pcall(unpack_message, raw[i + 1])
+    if is_read and type(entry) == 'table' and type(entry[3]) == 'number' then
+      found[raw[i]] = entry
+      count = count + 1
+    else
+      call('HDEL', key, raw[i])
+    end
   end
   return found, count
 end
@@ -240,8 +251,8 @@ function verbs.lookup()
   local found = {}
   for number, user in ipairs(arguments) do
     local gateways = {}
-    for _, raw in ipairs(call('HVALS', prefix .. 'devices:' .. user)) do
-      gateways[#gateways + 1] = unpack_message(raw)[1]
+    for _, entry in pairs((devices_of(user))) do
+      gateways[#gateways + 1] = entry[1]
     end
     found[number] = gateways
   end
