@@ -7,7 +7,7 @@ import errno
 import os
 import shlex
 import stat
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -20,13 +20,13 @@ from program import patched_environment
 from structlog.testing import capture_logs
 from typer.testing import CliRunner
 
+from holdfast import telemetry
 from holdfast.access.principal import USER_SCOPES
 from holdfast.cli.app import app
 from holdfast.cli.context import CliContext, settings_of
 from holdfast.drivers.files import default_state_dir
 from holdfast.errors import Unavailable
 from holdfast.eventlog.sqlite import SqliteEventLog
-from holdfast.ingest.hot_chats import HotChats
 from holdfast.message import User
 from holdfast.node.banner import banner_lines
 from holdfast.node.lifecycle import running
@@ -326,13 +326,13 @@ async def test_status_names_the_full_disk_of_replies_until_there_is_room(
 async def test_node_whose_ingest_ended_by_a_defect_stops(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def count(self: HotChats, chat_ids: Iterable[str], now: float) -> None:
+    def group_persisted(sends: int, seconds: float) -> None:
         raise RuntimeError("a defect")
 
     async with serving_node(tmp_path / "state") as (node, client):
         token = node.tokens.mint(User("default", "alice"), 60, USER_SCOPES)
         made = await client.post("/v1/chats", json={"name": "lobby"}, headers=bearer(token))
-        monkeypatch.setattr(HotChats, "count", count)
+        monkeypatch.setattr(telemetry, "group_persisted", group_persisted)
         sent = client.post(
             f"/v1/chats/{made.json()['chat']['chat_id']}/messages",
             json={"content": "x"},

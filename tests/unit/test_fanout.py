@@ -77,13 +77,13 @@ class Receiver:
 class Bench:
     """A memory store with its log, and a feed."""
 
-    def __init__(self, read_entries_max: int = 500) -> None:
+    def __init__(self, **settings: int) -> None:
         self.store, self.log = MemoryStore(), Log()
         self.store.on_commit(self.log.committed)
         self.letters, self.receiver = RecentDeadLetters(), Receiver()
         self.members = Members(self.store.members)
         deps = FeedDeps(self.log, self.receiver, self.members, self.letters)
-        self.feed = LogFeed(deps, LoopClock(), read_entries_max=read_entries_max)
+        self.feed = LogFeed(deps, LoopClock(), **settings)
 
     async def send(self, *keys: str, chat_id: str = CHAT) -> None:
         at = "2027-01-15T08:00:00.000Z"
@@ -93,8 +93,8 @@ class Bench:
 
 
 @asynccontextmanager
-async def running(read_entries_max: int = 500) -> AsyncIterator[Bench]:
-    bench = Bench(read_entries_max)
+async def running(**settings: int) -> AsyncIterator[Bench]:
+    bench = Bench(**settings)
     await create_chat(bench.store, ANNA, BELA)
     task = asyncio.create_task(bench.feed.run())
     await asyncio.sleep(0.01)
@@ -263,6 +263,27 @@ async def test_a_full_batch_shows_how_far_behind_the_reader_is() -> None:
         await asyncio.sleep(2)
         assert lags[1:] == [15, 5]
         assert metric("fanout_lag") == 0
+
+
+@pytest.mark.covers("001 `messages_per_chat_per_minute`, > 100")
+async def test_hot_chats_are_those_above_a_hundred_messages_a_minute() -> None:
+    async with running() as bench:
+        for chat_id, many in (("hot", 101), ("warm", 100)):
+            await create_chat(bench.store, ANNA, chat_id=chat_id)
+            await bench.send(*(f"{chat_id}-{n}" for n in range(many)), chat_id=chat_id)
+        await asyncio.sleep(1)
+        assert bench.feed.hot_chats() == {}
+        await asyncio.sleep(60)
+        assert bench.feed.hot_chats() == {"hot": 101}
+        await asyncio.sleep(60)
+        assert bench.feed.hot_chats() == {}
+
+
+async def test_an_operator_says_from_how_many_messages_a_minute_on_a_chat_is_hot() -> None:
+    async with running(hot_messages_per_minute=2) as bench:
+        await bench.send("1", "2", "3")
+        await asyncio.sleep(61)
+        assert bench.feed.hot_chats() == {CHAT: 3}
 
 
 async def test_members_learned_during_a_load_are_not_overwritten_by_it() -> None:

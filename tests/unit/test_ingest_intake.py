@@ -336,29 +336,6 @@ def test_every_send_is_answered_once_whatever_the_interleaving(seed: int) -> Non
     run(scenario(), seed=seed)
 
 
-@pytest.mark.covers("001 `messages_per_chat_per_minute`, > 100")
-async def test_hot_chats_are_those_above_a_hundred_messages_a_minute() -> None:
-    async with running() as bench:
-        for n in range(101):
-            bench.send(f"hot-{n}", chat="hot")
-        for n in range(100):
-            bench.send(f"warm-{n}", chat="warm")
-        await asyncio.sleep(1)
-        assert bench.intake.hot_chats() == {}
-        await asyncio.sleep(60)
-        assert bench.intake.hot_chats() == {"hot": 101}
-        await asyncio.sleep(60)
-        assert bench.intake.hot_chats() == {}
-
-
-async def test_an_operator_says_from_how_many_messages_a_minute_on_a_chat_is_hot() -> None:
-    async with running(IntakeSettings(hot_messages_per_minute=2)) as bench:
-        for n in range(3):
-            bench.send(f"key-{n}")
-        await asyncio.sleep(61)
-        assert bench.intake.hot_chats() == {CHAT: 3}
-
-
 async def test_a_group_is_answered_while_the_next_one_is_being_committed() -> None:
     class Slow:
         """Commits one group after another, each when it is let go."""

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from holdfast.errors import ChatHalted, KeyReused, NotAMember, NotFound
+from holdfast.fanout.hot_chats import HotChats
 from holdfast.fanout.receipts import Receipts
 from holdfast.fanout.routing import Gaps
-from holdfast.ingest.hot_chats import HotChats
 from holdfast.message import SEQUENCE_MAX, Acked, Draft, LogEntry, Message, User, Watermark
 from holdfast.resilience import Backoff, Breaker, BreakerSettings, BreakerState, Bucket
 from holdfast.store.numbering import ChatState, GroupState, number

@@ -2,6 +2,7 @@
 
 - ``feed``          reads the log, hands each batch to this node's gateway, moves on
 - ``routing``       a batch as runs of chats; whether sequences are missing (pure)
+- ``hot_chats``     which chats had many messages in the last minute (pure)
 - ``members``       who is in a chat, for what is asked often
 - ``job_reader``    makes jobs of the log, for webhooks and assistants
 - ``missed``        what a reader that lost the log reads from the store

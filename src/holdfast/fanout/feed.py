@@ -12,7 +12,7 @@ on at the log's end, and the gateway reads from the store what it must know.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Protocol, TypeVar
@@ -25,6 +25,7 @@ from holdfast.clock import Clock, timestamp
 from holdfast.errors import HoldfastError, OutcomeUnknown, Unavailable, UnreadableEvent
 from holdfast.eventlog.contract import START, EventLog, LogLost, Position
 from holdfast.fanout.dead_letters import DATA_BYTES_MAX, DeadLetter, DeadLetters
+from holdfast.fanout.hot_chats import HotChats
 from holdfast.fanout.members import Members
 from holdfast.fanout.routing import Gaps
 from holdfast.message import AllEpochsRaised, LogEntry, Message
@@ -90,6 +91,7 @@ class LogFeed:
         retry: RetrySettings | None = None,
         read_entries_max: int = 500,
         watch: Callable[[Sequence[LogEntry]], None] = lambda entries: None,
+        hot_messages_per_minute: int = 100,
     ) -> None:
         self._deps = deps
         self._clock = clock
@@ -97,6 +99,7 @@ class LogFeed:
         self._read_entries_max = read_entries_max
         self._watch = watch
         self._gaps = Gaps()
+        self._hot = HotChats(hot_messages_per_minute)
         self._begun = False
         self._base = 0
         """The highest base of all epochs that the feed has acted on."""
@@ -137,8 +140,7 @@ class LogFeed:
             return
         self._watch(entries)
         self._forget_members(entries)
-        if missing := self._gaps.missing(entries):
-            telemetry.sequence_gap(missing)
+        self._count(entries)
         await self._deliver_or_dead_letter(entries)
         self.position = reached
         await self._measure(entries)
@@ -191,6 +193,17 @@ class LogFeed:
         telemetry.log.critical("fanout.epochs_raised", base=base, severity="SEV-1")
         self._base = base
         return True
+
+    def hot_chats(self) -> Mapping[str, int]:
+        """The hot chats of the last full minute, with their messages."""
+        return self._hot.hot(self._clock.monotonic())
+
+    def _count(self, entries: Sequence[LogEntry]) -> None:
+        if missing := self._gaps.missing(entries):
+            telemetry.sequence_gap(missing)
+        messages = (entry.chat_id for entry in entries if isinstance(entry.what, Message))
+        self._hot.count(messages, self._clock.monotonic())
+        telemetry.hot_chats(len(self.hot_chats()))
 
     def _forget_members(self, entries: Sequence[LogEntry]) -> None:
         for entry in entries:

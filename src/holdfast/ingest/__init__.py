@@ -8,5 +8,4 @@
 - ``watermarks``  how far devices have received and read, written once a second
 - ``erasure``     deletes a user's texts, memberships and devices
 - ``expiry``      forgets old idempotency keys
-- ``hot_chats``   which chats had many messages in the last minute (pure)
 """

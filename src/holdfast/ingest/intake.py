@@ -11,15 +11,14 @@ loop around it.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 
 from holdfast import telemetry
 from holdfast.clock import Clock, Ids, timestamp
 from holdfast.errors import Deferred, HoldfastError, OutcomeUnknown, ServerBusy, Unavailable
 from holdfast.ingest.contract import Durability
-from holdfast.ingest.hot_chats import HotChats
 from holdfast.ingest.send_queue import IntakeSettings, Refusals, Send, SendQueue
-from holdfast.message import Acked, Draft, Outcome, User
+from holdfast.message import Draft, Outcome, User
 from holdfast.store.contract import ONE_LANE, Grouping
 from holdfast.wire.frames import SendBody
 
@@ -65,7 +64,6 @@ class Intake:
         """
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = 0.0
-        self._hot = HotChats(self._settings.hot_messages_per_minute)
 
     def submit(
         self,
@@ -110,10 +108,6 @@ class Intake:
     def committing(self) -> int:
         """Sends in the commits that are open now."""
         return sum(map(len, self._in_flight.values()))
-
-    def hot_chats(self) -> Mapping[str, int]:
-        """The hot chats of the last full minute, with their messages."""
-        return self._hot.hot(self._clock.monotonic())
 
     async def run(self) -> None:
         """Commit what is submitted, until ``stop``."""
@@ -161,19 +155,13 @@ class Intake:
         lane = group[0].lane
         del self._in_flight[lane]
         failed: dict[tuple[str, str], HoldfastError] = {}
-        stored: list[str] = []
         for send, outcome in settled:
-            if isinstance(outcome, Acked):
-                stored.append(send.body.chat_id)
-            elif isinstance(outcome, Deferred | OutcomeUnknown):
+            if isinstance(outcome, Deferred | OutcomeUnknown):
                 failed.setdefault(send.order_key, outcome)
         for follower, error in self._waiting.fail_followers(lane, failed):
             telemetry.send_turned_away("follower")
             self._settled.append((follower, error))
-        now = self._clock.monotonic()
-        telemetry.group_persisted(len(group), now - group[0].since)
-        self._hot.count(stored, now)
-        telemetry.hot_chats(len(self._hot.hot(now)))
+        telemetry.group_persisted(len(group), self._clock.monotonic() - group[0].since)
 
     def _answer_settled(self) -> None:
         settled, self._settled = self._settled, []

@@ -196,6 +196,7 @@ class Node:
             settings.retry,
             settings.read_entries_max,
             self._ephemeral.on_entries,
+            self.settings.durability.intake.hot_messages_per_minute,
         )
 
     def _websocket_port(self) -> Port:
@@ -276,7 +277,7 @@ class Node:
             if (lag := await self._lag()) is not None:
                 self._last_lag = lag
                 telemetry.fanout_lag(lag)
-            telemetry.hot_chats(len(self._intake.hot_chats()))
+            telemetry.hot_chats(len(self._feed.hot_chats()))
             telemetry.sends_waiting(self._intake.waiting)
 
     async def _check_recovery(self) -> None:
@@ -409,7 +410,7 @@ class Node:
             "connections": self.gateway.connections,
             "users": len(self.gateway.roster.users),
             "sends_waiting": self._intake.waiting,
-            "hot_chats": dict(self._intake.hot_chats()),
+            "hot_chats": dict(self._feed.hot_chats()),
             "hot_messages_per_minute": self.settings.durability.intake.hot_messages_per_minute,
             "fanout_lag": await self._lag(),
             "dead_letters": [

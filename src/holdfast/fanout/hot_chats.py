@@ -1,6 +1,7 @@
 """Which chats are hot: above a number of messages in a minute. (Pure.)
 
-Counted in whole minutes of monotonic time.
+Counted by the feed, so that the sends of all nodes count, in whole minutes of monotonic
+time.
 """
 
 from __future__ import annotations
