@@ -114,6 +114,10 @@ CATALOGUE: dict[str, tuple[int, Alert]] = {
             "5 to 20 %",
         ),
     ),
+    "log_losses": (
+        2,
+        Alert("`increase(…_total[5m]) > 0`: SEV-2, [runbook](../guides/runbooks/fanout-lag.md)"),
+    ),
     "sequence_gaps": (
         2,
         Alert(
