@@ -16,8 +16,7 @@ CREATE TABLE holdfast_chats.cluster (
     system       text NOT NULL,             -- the server's system identifier,
     timeline     bigint NOT NULL,           -- and the timeline of the WAL it writes: who this database was last seen on
     epoch_base   bigint NOT NULL DEFAULT 0,
-    shards       smallint NOT NULL CHECK (shards BETWEEN 1 AND 256),
-    fingerprints text[] NOT NULL DEFAULT '{}'
+    shards       smallint NOT NULL CHECK (shards BETWEEN 1 AND 256)
 );
 
 CREATE TABLE holdfast_chats.shard (
