@@ -268,7 +268,7 @@ def test_a_signal_ends_a_start_that_takes_long(number: signal.Signals, tmp_path:
     starting = program.start("serve", *patient, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     try:
         eventually(
-            lambda: (program.state_dir / "secrets.json").exists(),
+            lambda: (program.state_dir / "name.json").exists(),
             "the start to come to the database",
         )
         starting.send_signal(number)

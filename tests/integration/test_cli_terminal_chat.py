@@ -403,7 +403,8 @@ def test_a_terminal_shows_a_reply_growing_then_its_message_once(
     with pseudo_terminal(program, chat_id) as (pid, terminal):
         read_until(terminal, b"alice> ")
         os.write(terminal, b"count\r")
-        seen = read_until(terminal, "bot: one two three four…".encode())
+        seen = read_until(terminal, "…\x1b[0m\r\nalice> \r\x1b[1A".encode())
+        assert re.search("bot: one[a-z ]*…".encode(), seen), "it grows"
         seen += read_until(terminal, b"bot: one two three four five six\r\n")
         os.write(terminal, b"\x04")
         _, status = os.waitpid(pid, 0)

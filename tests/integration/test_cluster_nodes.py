@@ -17,7 +17,7 @@ from engines import postgres
 from proof.results import Row
 
 SEED = 13
-ALONE = {"work.url": "sqlite:"}
+ALONE: dict[str, str] = {}
 PEOPLE = dict.fromkeys(("ann", "bob", "cal"))
 """Through NGINX."""
 

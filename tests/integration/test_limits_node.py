@@ -47,7 +47,7 @@ def with_node(request: pytest.FixtureRequest, tmp_path: Path) -> OpenNode:
 
     @asynccontextmanager
     async def opened() -> AsyncIterator[tuple[Node, httpx.AsyncClient]]:
-        if limits.rules_url != "sqlite:":
+        if not limits.is_embedded:
             await forget(limits)
         settings = Settings(
             server=ServerSettings(port=0, state_dir=str(tmp_path / "state")), limits=limits

@@ -82,12 +82,9 @@ def reply_granted(waited_seconds: float) -> None:
     _queue_wait.observe(waited_seconds)
 
 
-_since_arrival, _since_grant = _first_token.labels("arrival"), _first_token.labels("grant")
-
-
 def reply_first_token(since_arrival: float, since_grant: float) -> None:
-    _since_arrival.observe(since_arrival)
-    _since_grant.observe(since_grant)
+    _first_token.labels("arrival").observe(since_arrival)
+    _first_token.labels("grant").observe(since_grant)
 
 
 def reply_gap(seconds: float) -> None:
@@ -107,12 +104,9 @@ def reply_cancelled(cause: str) -> None:
     _cancels.labels(cause).inc()
 
 
-_prompt_tokens, _completion_tokens = _tokens.labels("prompt"), _tokens.labels("completion")
-
-
 def reply_tokens(prompt: int, completion: int) -> None:
-    _prompt_tokens.inc(prompt)
-    _completion_tokens.inc(completion)
+    _tokens.labels("prompt").inc(prompt)
+    _tokens.labels("completion").inc(completion)
 
 
 def reply_lease_freed(cause: str, count: int = 1) -> None:
