@@ -139,9 +139,18 @@ async def test_older_presence_that_comes_later_is_ignored(gap_seconds: float) ->
     async with two_nodes() as (_, west, _):
         west.ephemeral.presence(ANNA, "online", at(1))
         await asyncio.sleep(gap_seconds)
-        west.ephemeral.on_notification(PresenceChanged(ANNA, "offline", at(0) - 10**7, (CHAT,)))
+        west.ephemeral.on_notification(PresenceChanged(ANNA, "offline", at(-3), (CHAT,)))
         await asyncio.sleep(2)
         assert [payload["status"] for _, payload in west.take()] == ["online"]
+
+
+async def test_presence_by_a_clock_that_was_set_back_is_shown() -> None:
+    async with two_nodes() as (_, west, _):
+        west.ephemeral.presence(ANNA, "online", at(0))
+        await asyncio.sleep(2)
+        west.ephemeral.on_notification(PresenceChanged(ANNA, "offline", at(-3600), (CHAT,)))
+        await asyncio.sleep(2)
+        assert [payload["status"] for _, payload in west.take()] == ["online", "offline"]
 
 
 @pytest.mark.parametrize("gap_seconds", [0.0, 0.01, 2.0])

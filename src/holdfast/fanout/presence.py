@@ -106,6 +106,11 @@ class PresenceReporter:
         if notification.gateway == self._gateway:
             self.close_displaced(notification.connection_ids)
 
+    @property
+    def registry_up(self) -> bool:
+        """Whether the registry has all connections of this gateway."""
+        return not self._failing
+
     # --- the registry -----------------------------------------------------------------
 
     async def run(self) -> None:

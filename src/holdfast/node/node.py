@@ -10,6 +10,8 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager, nullcontext
 from typing import Any
 
+from msgspec import to_builtins
+
 from holdfast import __version__, telemetry
 from holdfast.access.connection_limits import ConnectionCounts, HttpCounts
 from holdfast.access.contract import Credentials
@@ -387,6 +389,7 @@ class Node:
         shown = (self.limits.dependencies(), self._work.dependencies())
         for others in (*shown, self.streaming.dependencies()):
             dependencies.update(others)
+        dependencies["registry"] = "up" if self._presence_reporter.registry_up else "down"
         return Readiness(ready, dependencies)
 
     def _trouble(self) -> Mapping[str, str]:
@@ -397,6 +400,15 @@ class Node:
             **self.streaming.trouble(),
         }
         return {name: why for name, why in found.items() if why is not None}
+
+    async def _nodes(self) -> Mapping[str, Any] | None:
+        """The nodes that live, by name; None if the registry does not answer."""
+        try:
+            async with asyncio.timeout(CALL_SECONDS):
+                found: Mapping[str, Any] = to_builtins(await self.engines.registry.nodes())
+        except (HoldfastError, TimeoutError):
+            return None
+        return found
 
     async def _status(self) -> Mapping[str, Any]:
         readiness = await self._readiness()
@@ -409,6 +421,7 @@ class Node:
             "trouble": self._trouble(),
             "connections": self.gateway.connections,
             "users": len(self.gateway.roster.users),
+            "nodes": await self._nodes(),
             "sends_waiting": self._intake.waiting,
             "hot_chats": dict(self._feed.hot_chats()),
             "hot_messages_per_minute": self.settings.durability.intake.hot_messages_per_minute,
