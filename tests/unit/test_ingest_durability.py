@@ -119,7 +119,6 @@ async def test_a_store_that_hangs_while_nobody_uses_it_is_seen_and_so_is_its_ret
     assert shown_up() and bench.plane.breaker is BreakerState.CLOSED
 
 
-@pytest.mark.covers("000 1.3 half-open: one probe")
 @pytest.mark.parametrize(("lanes", "state"), [(1, BreakerState.OPEN), (16, BreakerState.CLOSED)])
 async def test_store_that_others_restart_closes_the_breaker_when_it_is_back(
     lanes: int, state: BreakerState
@@ -140,6 +139,7 @@ async def test_store_that_others_restart_closes_the_breaker_when_it_is_back(
     assert shown_up() is (state is BreakerState.CLOSED)
 
 
+@pytest.mark.covers("000 1.3 half-open: one probe")
 async def test_after_its_rest_one_probe_decides() -> None:
     bench = Bench()
     bench.store.error = OutcomeUnknown("?")
