@@ -408,8 +408,8 @@ SELECT (
 WITH looked AS MATERIALIZED (
   SELECT chat, chat_id, tenant FROM chats WHERE chat > :after ORDER BY chat LIMIT :look)
 SELECT (
-  SELECT json_group_array(json_array(l.tenant, l.chat_id) ORDER BY l.chat) FROM looked AS l
-  WHERE (SELECT m.created_at FROM messages AS m WHERE m.chat = l.chat ORDER BY m.sequence DESC LIMIT 1) >= :at
+  SELECT json_group_array(json_array(looked.tenant, looked.chat_id) ORDER BY looked.chat) FROM looked
+  WHERE (SELECT m.created_at FROM messages AS m WHERE m.chat = looked.chat ORDER BY m.sequence DESC LIMIT 1) >= :at
 ), (SELECT max(chat) FROM looked);
 
 -- name: chats_end
