@@ -53,3 +53,11 @@ def test_a_node_takes_all_the_files_it_may_open() -> None:
         assert resource.getrlimit(resource.RLIMIT_NOFILE) == (hard, hard)
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def test_commands_of_a_server_with_a_file_of_token_keys_name_its_settings() -> None:
+    settings = load(None, {}, {"access.tokens.secret_file": "/etc/holdfast/token.keys"})
+    [line] = [
+        line for line in banner_lines(settings) if "holdfast token" in line or "token --" in line
+    ]
+    assert "--config FILE" in line and "--state-dir" not in line

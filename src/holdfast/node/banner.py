@@ -59,6 +59,8 @@ def banner_lines(settings: Settings, files_max: int = sys.maxsize) -> Iterator[s
     defaults = Settings().server
     where = "" if state == default_state_dir() else f" --state-dir {shlex.quote(str(state))}"
     at = "" if server.url == defaults.url else f" --url {server.url}"
+    if settings.access.tokens.secret_file:  # commands find the token keys by the settings
+        where, at = " --config FILE", ""
     yield f"  try       {program} chat create --user alice --member bob --name lobby{where}{at}"
     yield f"            {program} chat open lobby --user alice{where}{at}"
     yield f"            {program} token --user alice{where}    (for a client of your own)"
