@@ -23,10 +23,11 @@ class ClusterSettings:
     """
     redis: str = ""
     """One Redis for all nodes: who is online where, typing and receipts between nodes,
-    and the pool of AI replies; and, unless
-    ``streaming.replies_url`` and ``limits.counters_url`` say otherwise, the replies
-    themselves and the counters of limits. ``redis://``, ``rediss://`` or
-    ``redis+sentinel://``. Left empty: this node is alone.
+    and the pool of AI replies; and, unless ``streaming.replies_url`` and
+    ``limits.counters_url`` say otherwise, the replies themselves and the counters of
+    limits. ``redis://``, ``rediss://`` or ``redis+sentinel://``. Left empty:
+    ``cluster.postgres``, if it is set, knows who is online; each node counts by itself
+    and has a pool of its own.
     """
     failover: Literal["undeclared", "lossless"] = "undeclared"
     """``lossless``: you promise that a failover of PostgreSQL loses no commit

@@ -63,7 +63,7 @@ def connection_pool(url: str, **options: Any) -> ConnectionPool:
         pool = ConnectionPool.from_url(url, **options)
     else:
         pool = _service_pool(service, options)
-    pool.connection_class = _honest(pool.connection_class)  # type: ignore[arg-type]
+    pool.connection_class = _with_redis_errors(pool.connection_class)  # type: ignore[arg-type]
     return pool
 
 
@@ -89,19 +89,19 @@ def _service_pool(service: SentinelAddress, options: dict[str, Any]) -> Connecti
 
 
 @cache
-def _honest(kind: type[AbstractConnection]) -> type[AbstractConnection]:
+def _with_redis_errors(kind: type[AbstractConnection]) -> type[AbstractConnection]:
     """The same connection, but a command on one that was lost raises what redis-py
     documents. A closed transport of uvloop raises RuntimeError.
     """
 
-    class HonestConnection(kind):  # type: ignore[misc, valid-type]
+    class RedisErrorsConnection(kind):  # type: ignore[misc, valid-type]
         async def send_packed_command(self, command: Any, check_health: bool = True) -> None:
             try:
                 await super().send_packed_command(command, check_health)
             except RuntimeError as error:
                 raise RedisConnectionError("the connection was lost") from error
 
-    return HonestConnection
+    return RedisErrorsConnection
 
 
 def trouble_of(error: BaseException | str, url: str) -> tuple[RedisReason, str]:

@@ -20,10 +20,12 @@ import hiredis
 from redis.asyncio.connection import AbstractConnection
 from redis.exceptions import InvalidResponse, RedisError
 
-from holdfast.drivers.redis import check_server, connection_pool
-from holdfast.errors import HoldfastError, OutcomeUnknown, Unavailable
+from holdfast.drivers.redis import UnfitRedis, check_server, connection_pool
+from holdfast.errors import BadSetting, HoldfastError, OutcomeUnknown, Unavailable
 
 _NOT_YET: Final = object()
+CHECK_SECONDS = 2.0
+"""How long startup waits to find out whether Redis is fit."""
 
 
 class Script:
@@ -213,9 +215,19 @@ class ScriptRunner:
         pipe = self.pipe
         return pipe.send(call) if pipe is not None and pipe.usable else self._connect_and_run(call)
 
-    async def check(self) -> None:
-        """UnfitRedis, or what redis-py raises, if calls cannot succeed now."""
-        (await self._open()).retire()
+    async def require_fit(self, setting: str, seconds: float = CHECK_SECONDS) -> None:
+        """BadSetting, which names the setting, if Redis answers and is unfit. It may be
+        unavailable: each connection checks again.
+        """
+        try:
+            async with asyncio.timeout(seconds):
+                (await self._open()).retire()
+        except UnfitRedis as error:
+            if error.fatal:
+                raise BadSetting(f"{setting}: {error}") from None
+            self._on_trouble(error)
+        except (RedisError, OSError) as error:
+            self._on_trouble(error)
 
     def retire(self) -> None:
         """The next call opens another connection, which checks the server."""

@@ -46,8 +46,8 @@ OWN = ""
 """The tenant of the server's own reads, which serve many users at once."""
 _NOTHING = Cursor(0, 0)
 """No chat has epoch 0, so a read from this cursor is always a reset."""
-PROBE_SECONDS = 1.0
-"""How long a read that only probes the store may take."""
+RECOVERY_SECONDS = 1.0
+"""How long a read may take that asks whether the store is back."""
 NO_CHAT = "-"
 """No chat has this id: looking it up is the cheapest read there is."""
 
@@ -155,7 +155,7 @@ class ChatHistory:
         if not self._store.grouping.is_shared or not self._guard.is_resting:
             return
         with suppress(HoldfastError, TimeoutError):
-            async with asyncio.timeout(PROBE_SECONDS):
+            async with asyncio.timeout(RECOVERY_SECONDS):
                 await self._store.heads([NO_CHAT])
             self._guard.recovered()
 

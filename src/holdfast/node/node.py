@@ -67,7 +67,7 @@ from holdfast.wire.frames import Presence
 ROLES = ("gateway", "ingest", "streaming", "work", "admin")
 """What every node does."""
 
-RECOVERY_SECONDS = 0.5
+RECOVERY_LOOK_SECONDS = 0.5
 """How often a store is asked while its breaker rests."""
 
 
@@ -285,7 +285,7 @@ class Node:
     async def _check_recovery(self) -> None:
         """Look again and again whether a store that was restarted serves."""
         while True:
-            await asyncio.sleep(RECOVERY_SECONDS)
+            await asyncio.sleep(RECOVERY_LOOK_SECONDS)
             await asyncio.gather(self._durability.check_recovery(), self.history.check_recovery())
 
     async def _probe(self) -> None:

@@ -7,17 +7,14 @@ its users to others.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from typing import Any, Final
 
 import msgspec
-from redis.exceptions import RedisError
 
 from holdfast import telemetry
-from holdfast.drivers.redis import RedisReason, UnfitRedis, trouble_of
+from holdfast.drivers.redis import RedisReason, trouble_of
 from holdfast.drivers.redis_scripts import Script, ScriptRunner
-from holdfast.errors import BadSetting
 from holdfast.fanout.registry.contract import (
     CONNECTIONS_PER_CALL,
     LIVE_SECONDS,
@@ -30,8 +27,6 @@ from holdfast.fanout.registry.contract import (
 from holdfast.message import User
 
 PREFIX: Final = "gateways:"
-CHECK_SECONDS = 2.0
-"""How long startup waits to find out whether Redis is fit."""
 
 REGISTRY = Script("holdfast.fanout.registry", "registry")
 _encode = msgspec.msgpack.Encoder().encode
@@ -71,15 +66,7 @@ class RedisRegistry:
 
     async def check(self) -> None:
         """BadSetting if it is reachable but unfit. Each connection checks again."""
-        try:
-            async with asyncio.timeout(CHECK_SECONDS):
-                await self._scripts.check()
-        except UnfitRedis as error:
-            if error.fatal:
-                raise BadSetting(f"cluster.redis: {error}") from None
-            self._on_trouble(error)
-        except (RedisError, OSError) as error:
-            self._on_trouble(error)
+        await self._scripts.require_fit("cluster.redis")
 
     async def close(self) -> None:
         await self._scripts.aclose()

@@ -11,12 +11,11 @@ from itertools import chain, islice
 from typing import Any
 
 import msgspec
-from redis.exceptions import RedisError
 
 from holdfast import telemetry
 from holdfast.drivers.redis import UnfitRedis, check_info, trouble_of
 from holdfast.drivers.redis_scripts import Script, ScriptRunner
-from holdfast.errors import BadSetting, Unavailable
+from holdfast.errors import Unavailable
 from holdfast.limits.algorithms import CODES, CounterReading, LimitParams
 from holdfast.limits.counters.contract import (
     CHECK_AGAIN_SECONDS,
@@ -93,15 +92,7 @@ class RedisCounters:
 
     async def check(self) -> None:
         """BadSetting if it is reachable but unfit. Each connection checks again."""
-        try:
-            async with asyncio.timeout(self._settings.check_seconds):
-                await self._scripts.check()
-        except UnfitRedis as error:
-            if error.fatal:
-                raise BadSetting(f"limits.counters_url: {error}") from None
-            self._failed(error)
-        except (RedisError, OSError) as error:
-            self._failed(error)
+        await self._scripts.require_fit("limits.counters_url", self._settings.check_seconds)
 
     def take_now(
         self, key: CounterKey, params: LimitParams, cost: int, hold: str = "", times: int = 1

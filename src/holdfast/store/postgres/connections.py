@@ -133,9 +133,11 @@ class Connections:
             raise translate(error, write=False) from error
 
     async def close(self) -> None:
-        """Wait for writes that were accepted, then close everything."""
+        """Wait for writes that were accepted, then close everything: a server that is
+        frozen answers none of them.
+        """
         if self._writes:
-            await asyncio.wait(self._writes)
+            await asyncio.wait(self._writes, timeout=self._read_seconds)
         for lender in (self._groups, self._changes, self._readers):
             lender.close()
 

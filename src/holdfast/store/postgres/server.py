@@ -188,7 +188,7 @@ class ChatsServer:
         await refuse_shared_sessions(raw, address, timeout=timeout)
         facts = await raw.fetchrow(SQL["server"])
         check_server(facts, self.settings)
-        await _hear_yourself(raw, timeout)
+        await _check_notifications(raw, timeout)
         if self.settings.lossless and not facts["standbys"]:
             raise BadSetting(
                 "cluster.failover is lossless, but PostgreSQL names no synchronous standby: set"
@@ -292,7 +292,7 @@ def check_server(facts: Mapping[str, Any], settings: PostgresStoreSettings) -> N
             )
 
 
-async def _hear_yourself(raw: Any, seconds: float) -> None:
+async def _check_notifications(raw: Any, seconds: float) -> None:
     """BadSetting unless a notification to oneself arrives: a pooler may lose it."""
     heard = asyncio.Event()
 

@@ -17,7 +17,6 @@ from typing import Any, Final
 from zlib import crc32
 
 import msgspec
-from redis.exceptions import RedisError
 
 from holdfast import telemetry
 from holdfast.drivers.redis import (
@@ -28,7 +27,7 @@ from holdfast.drivers.redis import (
 )
 from holdfast.drivers.redis_scripts import Script, ScriptRunner
 from holdfast.drivers.redis_subscription import ChannelSubscription
-from holdfast.errors import BadSetting, Unavailable
+from holdfast.errors import Unavailable
 from holdfast.streaming.pool.contract import (
     Admit,
     Admitted,
@@ -51,8 +50,6 @@ ADDRESS: Final = "queue:results:"
 GRANTED: Final = "SIGNAL:DONE"
 CANCELLED: Final = "SIGNAL:CANCEL"
 
-CHECK_SECONDS = 2.0
-"""How long startup waits to find out whether Redis is fit."""
 CHECK_AGAIN_SECONDS = 10.0
 """How often a heartbeat checks for eviction, which can be switched on at any time."""
 NAMES_MAX = 65_536
@@ -106,15 +103,7 @@ class RedisPool:
 
     async def check(self) -> None:
         """BadSetting if it is reachable but unfit. Each connection checks again."""
-        try:
-            async with asyncio.timeout(CHECK_SECONDS):
-                await self._scripts.check()
-        except UnfitRedis as error:
-            if error.fatal:
-                raise BadSetting(f"cluster.redis: {error}") from None
-            self._on_trouble(error)
-        except (RedisError, OSError) as error:
-            self._on_trouble(error)
+        await self._scripts.require_fit("cluster.redis")
 
     async def call(self, node: str, operations: Sequence[PoolOperation]) -> Sequence[PoolAnswer]:
         packed = [self._packed_operation(each) for each in operations]

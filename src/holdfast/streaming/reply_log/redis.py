@@ -16,12 +16,11 @@ from typing import Any
 
 import msgspec
 from redis.asyncio.connection import AbstractConnection
-from redis.exceptions import RedisError
 
 from holdfast import telemetry
-from holdfast.drivers.redis import UnfitRedis, connection_pool, trouble_of
+from holdfast.drivers.redis import connection_pool, trouble_of
 from holdfast.drivers.redis_scripts import Script, ScriptRunner
-from holdfast.errors import BadSetting, HoldfastError, Unavailable
+from holdfast.errors import HoldfastError, Unavailable
 from holdfast.streaming.entry_codec import Decoder, UnreadableEntry, encode_entry
 from holdfast.streaming.reply import EntryId, Owner, ReplyBegin, ReplyEntry
 from holdfast.streaming.reply_log.contract import (
@@ -91,15 +90,7 @@ class RedisReplyLog:
     async def open(cls, url: str, answer_seconds: float = ANSWER_SECONDS) -> RedisReplyLog:
         """BadSetting if Redis answers but is unfit; it may be unavailable."""
         log = cls(url, answer_seconds)
-        try:
-            async with asyncio.timeout(log._answer_seconds):
-                await log._scripts.check()
-        except UnfitRedis as error:
-            if error.fatal:
-                raise BadSetting(f"streaming.replies_url: {error}") from None
-            log._on_trouble(error)
-        except (RedisError, OSError) as error:
-            log._on_trouble(error)
+        await log._scripts.require_fit("streaming.replies_url", log._answer_seconds)
         return log
 
     async def begin(self, reply_id: str, begin: ReplyBegin) -> int:
