@@ -34,7 +34,7 @@ test: $(VENV)/.dev lint ## Install what the tests need and run them all
 	$(BIN)/python -m pytest -q -m "not alone" $(PARALLEL) $(ARGS)
 
 torture: $(VENV)/.dev ## Run the long proofs (up to an hour)
-	TORTURE=1 $(BIN)/python -m pytest -q -m torture -n0 $(ARGS)
+	TORTURE=1 $(BIN)/python -m pytest -q -m torture -n0 --timeout 1800 $(ARGS)
 
 .venv-clients/.done: tests/clients/python/requirements.lock
 	test -x .venv-clients/bin/python || $(PYTHON) -m venv .venv-clients
@@ -63,6 +63,7 @@ bench: $(VENV)/.dev ## Run the benchmarks beside their peers and print the ratio
 	$(BIN)/python bench/limits.py $(ARGS)
 	$(BIN)/python bench/store.py $(ARGS)
 	$(BIN)/python bench/streaming.py $(ARGS)
+	$(BIN)/python bench/engines.py $(ARGS)
 
 bench-peers: ## Install LiteLLM's proxy into .venv-peers, to be measured beside Holdfast
 	test -x .venv-peers/bin/python || $(PYTHON) -m venv .venv-peers

@@ -1,7 +1,7 @@
-"""Writes the reference pages that are made from the code: ``python docs/generate.py``.
+"""Writes the files that are made from the code: ``python docs/generate.py``.
 
-A page is a function that returns its text; a test compares each with the file, so that
-none can go stale.
+A file is a function that returns its text; a test compares each with what is there, so
+that none can go stale.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-REFERENCE = Path(__file__).resolve().parent / "reference"
+ROOT = Path(__file__).resolve().parents[1]
 
 
 def cli_page() -> str:
@@ -108,11 +108,11 @@ def _name(name: str | None, callback: Callable[..., object] | None) -> str:
     return name or callback.__name__.replace("_", "-")
 
 
-def _page_of(module: str) -> Callable[[], str]:
-    """The ``page`` of a module beside this one."""
+def _page_of(module: str, function: str = "page") -> Callable[[], str]:
+    """What a function of a module beside this one returns."""
 
     def write() -> str:
-        text: str = _beside(module).page()
+        text: str = getattr(_beside(module), function)()
         return text
 
     return write
@@ -128,23 +128,27 @@ def _wrapped(page: Callable[[], str]) -> Callable[[], str]:
 
 def _beside(module: str) -> ModuleType:
     """A module of this folder, also when the caller is elsewhere."""
-    if str(REFERENCE.parent) not in sys.path:
-        sys.path.insert(0, str(REFERENCE.parent))
+    if str(ROOT / "docs") not in sys.path:
+        sys.path.insert(0, str(ROOT / "docs"))
     return importlib.import_module(module)
 
 
 PAGES: dict[str, Callable[[], str]] = {
-    "cli.md": _wrapped(cli_page),
-    "metrics.md": _wrapped(_page_of("metrics_page")),
-    "protocol.md": _wrapped(_page_of("protocol_page")),
-    "rest.md": _wrapped(rest_page),
-    "settings.md": _wrapped(_page_of("settings_page")),
+    "docs/reference/alerts.md": _wrapped(_page_of("alerts_page")),
+    "docs/reference/cli.md": _wrapped(cli_page),
+    "docs/reference/metrics.md": _wrapped(_page_of("metrics_page")),
+    "docs/reference/protocol.md": _wrapped(_page_of("protocol_page")),
+    "docs/reference/rest.md": _wrapped(rest_page),
+    "docs/reference/settings.md": _wrapped(_page_of("settings_page")),
+    "deploy/grafana/holdfast.json": _page_of("dashboard"),
+    "deploy/prometheus/rules.yml": _page_of("prometheus_rules", "rules_file"),
+    "deploy/prometheus/rules_test.yml": _page_of("prometheus_rules", "tests_file"),
 }
 
 
 def main() -> None:
     for name, page in PAGES.items():
-        (REFERENCE / name).write_text(page())
+        (ROOT / name).write_text(page())
 
 
 if __name__ == "__main__":

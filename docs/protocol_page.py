@@ -186,8 +186,9 @@ at or below the cursor, and move the cursor to `[epoch, through]`, also over seq
 that are not there: they do not exist. The page that has no more makes the chat live.
 
 **Acknowledging.** Say `ack` with the cursor when it is on disk, merged, a few times a
-second at most. Never more than you have: beyond what was sent it is an error. Acks that
-stay behind what was sent for 60 s get a `resync`, and the next time a close.
+second at most. Never more than you have: beyond what was sent on this connection, or
+resumed from, it is an error; so say none before `resumed`. Acks that stay behind what
+was sent for 60 s get a `resync`, and the next time a close.
 
 `kind: "event"` messages have a sequence like any other; their `client_message_id` is
 `null`. Their `content` is JSON, and what it does not need is left out:

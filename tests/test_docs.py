@@ -168,7 +168,7 @@ def test_labels_of_metrics_are_closed_sets() -> None:
         "reason", "sign", "status", "part", "path", "outcome", "ended", "dependency", "state",
         "kind", "endpoint", "use", "decided_by", "decision", "by", "operation", "error", "attempt",
         "pool", "provider",  # names in the settings
-        "since", "layer", "cause", "surface", "end",
+        "since", "layer", "cause", "surface", "end", "severity", "answer", "step",
     }  # fmt: skip
     by_metric = metrics_page()._labels()
     labels = {label for names in by_metric.values() for label in names}

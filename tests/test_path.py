@@ -15,6 +15,7 @@ from dataclasses import dataclass
 import msgspec
 from gateway_rig import PLENTY, PROOFS, FakeSocket, RecordingPresence, principal, settle, verify
 
+from holdfast import telemetry
 from holdfast.clock import Ids, timestamp
 from holdfast.eventlog.memory import MemoryEventLog
 from holdfast.fanout.dead_letters import RecentDeadLetters
@@ -96,7 +97,7 @@ async def path() -> AsyncIterator[Path]:
         settings=GatewaySettings(),
         clock=clock,
         ids=ids,
-        sends=AdmissionControl(intake, entry_points),
+        sends=AdmissionControl(intake, entry_points, clock),
         history=ChatHistory(store, EpochRaiser(durability, clock, ids), PROOFS, clock),
         watermarks=Watermarks(durability, lambda moved: None),
         proofs=PROOFS,
@@ -126,7 +127,16 @@ def send_frame(client_message_id: str) -> bytes:
     )
 
 
+STEPS = ("admit", "wait", "commit", "publish", "fan_out", "write")
+
+
+def steps_measured() -> list[float]:
+    name = "holdfast_message_step_seconds_count"
+    return [telemetry.REGISTRY.get_sample_value(name, {"step": step}) or 0 for step in STEPS]
+
+
 async def test_message_goes_from_one_client_to_the_other() -> None:
+    before = steps_measured()
     async with path() as parts:
         alice, bob = await parts.connect(ALICE), await parts.connect(BOB)
         created = await parts.log.end()
@@ -168,6 +178,7 @@ async def test_message_goes_from_one_client_to_the_other() -> None:
         (received,) = bob.take()
         assert (received["type"], received["payload"]["content"]) == ("message", "hello")
         assert received["payload"]["message_id"] == ack["payload"]["message_id"]
+    assert all(now > then for now, then in zip(steps_measured(), before, strict=True))
 
 
 async def test_send_beyond_the_default_rules_is_refused_before_the_intake() -> None:

@@ -20,6 +20,7 @@ T = TypeVar("T")
 _CROCKFORD = "0123456789ABCDEFGHJKMNPQRSTVWXYZ"
 _PAIRS = [first + second for first in _CROCKFORD for second in _CROCKFORD]
 """Ten bits as two characters."""
+_SHIFTS = range(100, -1, -10)
 TURN_SECONDS = 0.005
 """How long divisible work may run before it lets the loop go on."""
 
@@ -99,7 +100,7 @@ class Ids:
         self._high = high
         self._low = low
         value = (self._millisecond << 60) + high
-        self._stem = "".join(_PAIRS[(value >> shift) & 1023] for shift in range(100, -1, -10))
+        self._stem = "".join([_PAIRS[(value >> shift) & 1023] for shift in _SHIFTS])
 
 
 class Turns:
@@ -140,7 +141,8 @@ class SharedTimeout:
         self._loop = asyncio.get_running_loop()
         self._timer: asyncio.TimerHandle | None = None
         self._task = asyncio.current_task()
-        self._armed_for = self._due = 0.0
+        self._armed_for = self.due = 0.0
+        """``due``: when the wait is over; may be set to a later time meanwhile."""
         self._is_waiting = self._has_expired = False
 
     async def wait(self, awaited: Awaitable[T], due: float) -> T:
@@ -148,7 +150,7 @@ class SharedTimeout:
         task = self._task
         assert task is not None
         cancels = task.cancelling()
-        self._due, self._is_waiting = due, True
+        self.due, self._is_waiting = due, True
         try:
             if self._timer is None or self._armed_for > due:
                 self._arm(due)
@@ -165,14 +167,9 @@ class SharedTimeout:
     async def wait_within(self, awaited: Awaitable[T], seconds: float) -> T:
         return await self.wait(awaited, self._loop.time() + seconds)
 
-    @property
-    def due(self) -> float:
-        """When the wait is over; may be set while something waits."""
-        return self._due
-
-    @due.setter
-    def due(self, due: float) -> None:
-        self._due = due
+    def move(self, due: float) -> None:
+        """End the wait at another time, also at an earlier one."""
+        self.due = due
         if self._is_waiting and self._armed_for > due:
             self._arm(due)
 
@@ -195,8 +192,8 @@ class SharedTimeout:
         self._timer = None
         if not self._is_waiting:
             return  # the next wait arms it again
-        if self._loop.time() < self._due:
-            self._arm(self._due)
+        if self._loop.time() < self.due:
+            self._arm(self.due)
         else:
             self._has_expired = True
             assert self._task is not None

@@ -150,16 +150,26 @@ class InternalError(HoldfastError):
 
 class UnreadableEvent(HoldfastError):
     """The entry at ``offset`` of a log's ``shard`` cannot be decoded; ``data`` is what
-    is there.
+    is there. ``tenant`` and ``chat_id`` are empty if they cannot be read either.
     """
 
     private = True
 
-    def __init__(self, message: str, shard: int, offset: int, data: bytes) -> None:
+    def __init__(
+        self,
+        message: str,
+        shard: int,
+        offset: int,
+        data: bytes,
+        tenant: str = "",
+        chat_id: str = "",
+    ) -> None:
         super().__init__(message)
         self.shard = shard
         self.offset = offset
         self.data = data
+        self.tenant = tenant
+        self.chat_id = chat_id
 
 
 class OperatorError(HoldfastError):

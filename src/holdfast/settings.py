@@ -23,7 +23,7 @@ from holdfast.access.settings import AccessSettings
 from holdfast.api.deps import ApiSettings
 from holdfast.api.problems import said_of
 from holdfast.bounds import positive
-from holdfast.drivers.cluster import ClusterSettings
+from holdfast.drivers.cluster import ROLES, ClusterSettings, check_roles
 from holdfast.drivers.files import default_state_dir, read_table, state_dir_in
 from holdfast.drivers.sqlite.database import SqliteSettings
 from holdfast.errors import BadSetting, HoldfastError
@@ -41,6 +41,7 @@ from holdfast.message import check_id
 from holdfast.store.plan import ChatSettings
 from holdfast.streaming.settings import StreamingSettings
 from holdfast.telemetry import TraceSettings, safe_text
+from holdfast.telemetry.notices import AlertSettings
 from holdfast.webhooks.parts import WorkSettings
 
 PREFIX = "HOLDFAST_"
@@ -94,7 +95,14 @@ class ServerSettings:
     the state directory (``name.json``).
     """
 
+    roles: tuple[str, ...] = ROLES
+    """What this node does; the other nodes of its cluster do the rest. ``gateway``:
+    WebSockets. ``ingest``: REST of users and tenants; needed by gateway. ``streaming``:
+    AI replies. ``work``: jobs, webhooks, assistants. ``admin``: REST of operators.
+    """
+
     def __post_init__(self) -> None:
+        check_roles(self.roles)
         if not 0 <= self.port <= 65535:
             raise ValueError(f"port must be between 0 and 65535, not {self.port}")
         if self.node_id and (problem := check_id(self.node_id, "node_id")):
@@ -170,6 +178,7 @@ class Settings:
     streaming: StreamingSettings = field(default_factory=StreamingSettings)
     cluster: ClusterSettings = field(default_factory=ClusterSettings)
     traces: TraceSettings = field(default_factory=TraceSettings)
+    alerts: AlertSettings = field(default_factory=AlertSettings)
 
     def __post_init__(self) -> None:
         inbound = self.gateway.backpressure.inbound
@@ -196,6 +205,7 @@ class Settings:
                 " -base64 48`)"
             )
         self._share()
+        self.cluster.check_others(self.server.roles, self.work.url, self.limits.rules_url)
 
     def _share(self) -> None:
         """What nodes share is where ``cluster`` says, unless a part's own setting
@@ -309,7 +319,7 @@ def differences(settings: Settings) -> Iterator[tuple[str, Any, Any]]:
 def _shown(value: Any) -> Any:
     """A list of groups in the form of a variable."""
     if isinstance(value, tuple) and value and is_dataclass(value[0]):
-        value = msgspec.json.encode(value).decode()
+        value = msgspec.json.encode([getattr(each, "shown", each) for each in value]).decode()
     return safe_text(value) if isinstance(value, str) else value
 
 

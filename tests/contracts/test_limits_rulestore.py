@@ -398,14 +398,19 @@ async def test_unreachable_database_is_unavailable_without_its_host_name() -> No
             await anext(PostgresNotifications(settings).notifications())
 
 
-async def test_newer_schema_is_refused(postgres_server: Server) -> None:
+async def test_schema_of_the_next_release_is_used_and_newer_ones_refused(
+    postgres_server: Server,
+) -> None:
     await empty_database(postgres_server.url)
     async with PostgresRuleStore(PostgresSettings(postgres_server.url)) as store:
         await store.prepare()
         connection = await asyncpg.connect(postgres_server.url)
-        await connection.execute("INSERT INTO holdfast_limits_schema VALUES (99)")
+        newer = "INSERT INTO holdfast_limits_schema SELECT max(version) + 1"
+        await connection.execute(f"{newer} FROM holdfast_limits_schema")
+        await store.prepare()
+        await connection.execute(f"{newer} FROM holdfast_limits_schema")
         await connection.close()
-        with pytest.raises(StateCorrupted):
+        with pytest.raises(StateCorrupted, match="upgrade"):
             await store.prepare()
     await empty_database(postgres_server.url)
 

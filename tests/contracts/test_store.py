@@ -59,7 +59,7 @@ from holdfast.store.commands import (
     RenameChat,
     Retain,
 )
-from holdfast.store.contract import UNREAD_LOOKED_AT
+from holdfast.store.contract import UNREAD_LOOKED_AT, HaltedChat, HaltedChats
 from holdfast.store.pages import ENVELOPE_BYTES
 from holdfast.store.plan import ChatSettings
 from holdfast.wire.codec import encode_frame
@@ -802,3 +802,23 @@ async def test_a_reply_lost_after_the_commit_is_found_again_by_the_retry(
     again = (await lossy.append([draft("k")]))[0]
     assert again.deduplicated and acked(again).sequence == 1
     assert (await store.inspect("chat_a")).count == 1
+
+
+@on_every_store
+async def test_halted_chats_of_all_tenants_are_counted_and_the_first_are_listed(
+    store: Any, rig: Rig
+) -> None:
+    assert await store.halted(10) == HaltedChats(0, [])
+    for name in ("c", "a", "b", "whole"):
+        await create(store, "bob", chat_id=f"chat_{name}")
+    await store.change(CreateChat(act(STRANGER), "chat_o", "group", "Other", []))
+    for name in ("c", "a", "b"):
+        await store.change(HaltChat(operator(reason=f"why {name}"), f"chat_{name}"))
+    theirs = act(User("other", "op"), operator=True, reason="theirs")
+    await store.change(HaltChat(theirs, "chat_o"))
+    first = [HaltedChat(f"chat_{name}", "default", f"why {name}") for name in ("a", "b", "c")]
+    assert await store.halted(3) == HaltedChats(4, first)
+    assert await store.halted(0) == HaltedChats(4, [])
+    assert (await store.halted(10)).chats[3] == HaltedChat("chat_o", "other", "theirs")
+    await store.change(RecoverChat(operator(reason="mended"), "chat_a"))
+    assert [chat.chat_id for chat in (await store.halted(2)).chats] == ["chat_b", "chat_c"]

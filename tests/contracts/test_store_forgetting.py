@@ -185,6 +185,7 @@ async def test_what_older_versions_redacted_loses_its_hash_and_nothing_else_does
         " member_values; DROP TABLE mutes;DROP INDEX"
         " members_by_invitation; ALTER TABLE members DROP COLUMN invited;"
         "ALTER TABLE answers DROP COLUMN node; ALTER TABLE answers DROP COLUMN until;"
+        "DROP INDEX chats_halted; DROP TABLE dead_letters;"
         "DROP INDEX audit_by_node; ALTER TABLE audit DROP COLUMN record_id;"
         "ALTER TABLE audit DROP COLUMN node; ALTER TABLE audit DROP COLUMN hash"
     )

@@ -401,7 +401,7 @@ SCANS_EVERYTHING = {"raise_all_epochs", "take_all_watermarks_along"}
 @pytest.mark.parametrize("name", sorted(set(chats_file.SQL) - SCANS_EVERYTHING))
 def test_no_statement_scans_a_table(name: str, tmp_path: Path) -> None:
     """So no cost grows with chats, members elsewhere or stored messages: every table is
-    reached by a key.
+    reached by a key, or by an index of the few halted chats.
     """
 
     async def nothing(store: SqliteStore) -> None: ...
@@ -415,7 +415,10 @@ def test_no_statement_scans_a_table(name: str, tmp_path: Path) -> None:
     scans = [
         step
         for step in plan
-        if step.startswith("SCAN") and step.split()[1] in aliases and "VIRTUAL" not in step
+        if step.startswith("SCAN")
+        and step.split()[1] in aliases
+        and "VIRTUAL" not in step
+        and "INDEX chats_halted" not in step
     ]
     assert not scans, plan
 

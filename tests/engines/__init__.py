@@ -17,6 +17,7 @@ import fcntl
 import os
 import pwd
 import random
+import select
 import shutil
 import signal
 import socket
@@ -199,6 +200,21 @@ def as_user(owner: str | None) -> dict[str, object]:
         return {}
     entry = pwd.getpwnam(owner)
     return {"user": entry.pw_uid, "group": entry.pw_gid, "extra_groups": []}
+
+
+def kill_whole(process: subprocess.Popen[bytes]) -> None:
+    """Kill a process and those that it started, which may be sessions of their own."""
+    process.send_signal(signal.SIGSTOP)  # it starts no more of them
+    children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text()
+    started = [os.pidfd_open(int(pid)) for pid in children.split()]
+    process.kill()
+    for each in started:
+        with contextlib.suppress(ProcessLookupError):
+            signal.pidfd_send_signal(each, signal.SIGKILL)
+    process.wait()
+    for each in started:
+        select.select([each], [], [])  # until it has ended
+        os.close(each)
 
 
 def wait_until(ready: Callable[[], bool], process: subprocess.Popen[bytes], log: Path) -> None:

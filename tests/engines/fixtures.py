@@ -15,6 +15,7 @@ import pytest
 
 from engines import Impossible, Missing, Server, pgbouncer, postgres, redis
 from engines.faketime import WallClock
+from engines.promtool import Promtool
 from engines.strace import Strace
 
 T = TypeVar("T")
@@ -74,6 +75,12 @@ def pooler(postgres_server: Server) -> Iterator[Callable[..., Server]]:
 def wall_clock(tmp_path: Path) -> WallClock:
     """A wall clock for processes of this test."""
     return had("faketime", lambda: WallClock(tmp_path))
+
+
+@pytest.fixture(scope="session")
+def promtool() -> Promtool:
+    """Prometheus' own checks of rules."""
+    return had("promtool", Promtool)
 
 
 @pytest.fixture(scope="session")

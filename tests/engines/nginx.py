@@ -7,7 +7,16 @@ import subprocess
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from engines import Server, as_user, free_port, own_folder, program, unprivileged, wait_until
+from engines import (
+    Server,
+    as_user,
+    free_port,
+    kill_whole,
+    own_folder,
+    program,
+    unprivileged,
+    wait_until,
+)
 
 PACKAGE = "nginx-light"
 SHIPPED = Path(__file__).resolve().parents[2] / "deploy" / "nginx.conf"
@@ -37,7 +46,7 @@ def start(
     ``access.log`` its access log.
     """
     ports = [upstream] if isinstance(upstream, int) else upstream
-    binary, openssl = program("nginx", PACKAGE), program("openssl", "openssl")
+    openssl = program("openssl", "openssl")
     owner = unprivileged("www-data")
     folder, port = own_folder("nginx", owner), free_port()
     _certify(openssl, folder)
@@ -60,7 +69,22 @@ def start(
     (folder / "nginx.conf").write_text(MAIN.format(shipped=folder / "holdfast.conf"))
     for file in folder.iterdir():
         file.chmod(0o644)
-    with (folder / "server.log").open("wb") as log:
+    return _serve(folder, port)
+
+
+def kill(server: Server) -> None:
+    """End it at once, old workers included; ``again`` brings it back."""
+    kill_whole(server.process)
+
+
+def again(server: Server) -> Server:
+    """Start a killed one as it was."""
+    return _serve(server.folder, server.port)
+
+
+def _serve(folder: Path, port: int) -> Server:
+    binary = program("nginx", PACKAGE)
+    with (folder / "server.log").open("ab") as log:
         process = subprocess.Popen(
             [binary, "-p", str(folder), "-c", str(folder / "nginx.conf"), "-e", "stderr"],
             stdout=log,
@@ -68,7 +92,7 @@ def start(
             stdin=subprocess.DEVNULL,
             cwd=folder,
             start_new_session=True,
-            **as_user(owner),  # type: ignore[call-overload]
+            **as_user(unprivileged("www-data")),  # type: ignore[call-overload]
         )
     server = Server("nginx", f"https://127.0.0.1:{port}", port, folder, process)
     wait_until(lambda: _listens(port), process, server.log)

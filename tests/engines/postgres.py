@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
-import os
+import shutil
 import signal
 import socket
 import subprocess
 from pathlib import Path
 
-from engines import Server, as_user, free_port, own_folder, program, unprivileged, wait_until
+from engines import (
+    Server,
+    as_user,
+    free_port,
+    kill_whole,
+    own_folder,
+    program,
+    unprivileged,
+    wait_until,
+)
 
 PACKAGE = "postgresql"
 SETTINGS = {
@@ -51,8 +60,10 @@ def start(**settings: str) -> Server:
     return _serve(folder, free_port(), settings)
 
 
-def standby(primary: Server, **settings: str) -> Server:
-    """A streaming replica; ``pg_wal_replay_pause()`` on it makes it lag."""
+def standby(primary: Server, port: int = 0, **settings: str) -> Server:
+    """A streaming replica; ``port``: a former server's. ``pg_wal_replay_pause()`` on it
+    makes it lag.
+    """
     owner = unprivileged("postgres")
     folder = own_folder("standby", owner)
     subprocess.run(
@@ -65,19 +76,29 @@ def standby(primary: Server, **settings: str) -> Server:
         cwd=folder,
         **as_user(owner),  # type: ignore[call-overload]
     )
-    return _serve(folder, free_port(), {"hot_standby": "on", **settings})
+    return _serve(folder, port or free_port(), {"hot_standby": "on", **settings})
+
+
+def own_files(*files: Path) -> None:
+    """Give files, such as a key, to the user it runs as."""
+    owner = unprivileged("postgres")
+    for file in files:
+        file.chmod(0o600)
+        if owner is not None:
+            shutil.chown(file, owner)
 
 
 def kill(server: Server) -> None:
-    """End it at once, keep its data; ``again`` brings it back."""
-    os.killpg(server.pid, signal.SIGKILL)
-    server.process.wait()
+    """End it at once with its processes, which would go on for a moment without it. Its
+    data stays; ``again`` brings it back.
+    """
+    kill_whole(server.process)
 
 
-def again(server: Server) -> Server:
+def again(server: Server, **settings: str) -> Server:
     """Start a killed server on the data and the port it had."""
     (server.folder / "data" / "postmaster.pid").unlink(missing_ok=True)
-    return _serve(server.folder, server.port, {})
+    return _serve(server.folder, server.port, settings)
 
 
 def _serve(folder: Path, port: int, settings: dict[str, str]) -> Server:

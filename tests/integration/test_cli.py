@@ -318,6 +318,21 @@ def test_status_says_that_the_server_is_ready(program: Program) -> None:
     assert json.loads(program.ok("status", "--json"))["ready"] is True
 
 
+def test_the_doctor_without_a_key_sees_that_the_server_is_ready(
+    program: Program, nowhere: Program, tmp_path: Path
+) -> None:
+    wrong = tmp_path / "wrong.key"
+    wrong.write_text("hf_admin_wrong")
+    for own, said in (([], "give a key with --token-file"), (["--token-file", wrong], "API key")):
+        done = nowhere.run("doctor", "--url", program.url, "--json", *map(str, own))
+        (server,) = [each for each in json.loads(done.stdout) if each["check"] == "server"]
+        assert server["grade"] == "look" and server["what"].startswith("is ready; ")
+        assert said in server["what"]
+    done = nowhere.run("doctor", "--json")
+    (server,) = [each for each in json.loads(done.stdout) if each["check"] == "server"]
+    assert server["grade"] == "bad" and "there is no server at" in server["what"]
+
+
 def test_a_chat_is_made_found_by_title_written_to_and_read(program: Program) -> None:
     chat_id = program.ok("chat", "create", "-u", "alice", "-n", "den").strip()
     assert "dave is now member of den" in program.ok("chat", "invite", "den", "dave", "-u", "alice")

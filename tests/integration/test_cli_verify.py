@@ -5,12 +5,17 @@ broken promise is seen.
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
 import pytest
 from program import Program
+
+from holdfast.cli.rest import RestClient
+from holdfast.errors import Unavailable
 
 Lines = list[dict[str, Any]]
 
@@ -114,6 +119,29 @@ def test_broken_promise_is_printed_and_sets_the_exit_code(
     assert not said["kept"]
     assert number in [p["number"] for p in said["promises"] if not p["kept"] and p["violations"]]
     assert "BROKEN" in program.run("verify", "--replay", str(broken)).stdout
+
+
+class _Proxy(BaseHTTPRequestHandler):
+    """It denies everything, with a page of its own."""
+
+    def do_GET(self) -> None:
+        self.send_response(403)
+        self.end_headers()
+        self.wfile.write(b"<html>403 Forbidden</html>")
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+def test_proxy_that_lets_no_operator_through_is_told_from_a_wrong_address() -> None:
+    with ThreadingHTTPServer(("127.0.0.1", 0), _Proxy) as proxy:
+        threading.Thread(target=proxy.serve_forever, daemon=True).start()
+        rest = RestClient(f"http://127.0.0.1:{proxy.server_port}", "hf_admin_key")
+        with pytest.raises(Unavailable, match=r"lets no operator through .*a node's own address"):
+            rest.get("/admin/chats", "chat_1")
+        with pytest.raises(Unavailable, match="is no Holdfast server"):
+            rest.get("/v1/chats")
+        proxy.shutdown()
 
 
 def test_a_tenant_key_mints_its_own_users(program: Program) -> None:

@@ -6,11 +6,10 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
 
 import pytest
+from cluster_presence import presence, statuses, until_presence
 from cluster_rig import ClusterRig, cluster_rig
 from redis.asyncio import Redis
 from work_rigs import until
@@ -20,32 +19,14 @@ from holdfast.fanout.registry.contract import LIVE_SECONDS
 from holdfast.fanout.registry.sweeper import SWEEP_SECONDS
 from holdfast.wire.frames import Presence, Receipt, Typing
 
-ALONE = {"work.url": "sqlite:"}
+ALONE: dict[str, str] = {}
 RESTORED_SECONDS_MAX = 15.0
 """Until presence is right again, once Redis answers."""
 
 
-async def presence(rig: ClusterRig, chat_id: str, user: str, node: int) -> Mapping[str, Any]:
-    path = f"/v1/chats/{chat_id}/presence"
-    return dict(await rig.ask(user, "GET", path, node=node))
-
-
-def statuses(view: Mapping[str, Any]) -> dict[str, str]:
-    return {each["user_id"]: each["status"] for each in view["users"]}
-
-
-async def until_presence(
-    rig: ClusterRig, chat_id: str, node: int, is_right: Callable[[Mapping[str, Any]], bool]
-) -> float:
-    """Ask a node until its answer is right; how many seconds that took."""
-    began = time.monotonic()
-
-    async def is_answer_right() -> bool:
-        await asyncio.sleep(0.1)  # within a user's rate of requests
-        return is_right(await presence(rig, chat_id, "ann", node))
-
-    await until(is_answer_right)
-    return time.monotonic() - began
+async def is_stale(rig: ClusterRig, chat_id: str) -> bool:
+    await asyncio.sleep(0.1)  # within a user's rate of requests
+    return (await presence(rig, chat_id, "ann", 0)).get("stale") is True
 
 
 @pytest.mark.parametrize("with_redis", [True, False], ids=["redis", "postgres"])
@@ -80,13 +61,16 @@ async def test_people_on_two_nodes_see_each_other(tmp_path: Path, *, with_redis:
 async def test_without_redis_messages_go_on_and_presence_says_that_it_is_stale(
     tmp_path: Path,
 ) -> None:
-    async with asyncio.timeout(90), cluster_rig(tmp_path, nodes=2, settings=ALONE) as rig:
+    async with (
+        asyncio.timeout(90),
+        cluster_rig(tmp_path, nodes=2, links="proxies", settings=ALONE) as rig,
+    ):
         chat_id = await rig.chat("ann", "bob")
-        links = [node.redis for node in rig.nodes if node.redis is not None]
+        links = [node.proxy("redis") for node in rig.nodes]
         async with rig.person("ann", 0).online() as ann:
             for link in links:
                 link.set(down=True)
-            await until_presence(rig, chat_id, 0, lambda view: view.get("stale") is True)
+            await until(lambda: is_stale(rig, chat_id))
             async with rig.person("bob", 1).online() as bob:
                 await bob.say(chat_id, "can you read me?")
                 await ann.has(chat_id, 1)
@@ -94,14 +78,14 @@ async def test_without_redis_messages_go_on_and_presence_says_that_it_is_stale(
                 for link in links:
                     link.set(down=False)
                 both = {"ann": "online", "bob": "online"}
-                took = await until_presence(rig, chat_id, 0, lambda view: statuses(view) == both)
+                took = await until_presence(rig, chat_id, "ann", 0, both)
                 assert took <= RESTORED_SECONDS_MAX
                 await ann.sees(Presence, user_id="bob", status="online")
 
                 assert rig.redis is not None
                 async with Redis.from_url(rig.redis.url) as client:
                     await client.flushall()
-                took = await until_presence(rig, chat_id, 1, lambda view: statuses(view) == both)
+                took = await until_presence(rig, chat_id, "ann", 1, both)
                 assert took <= RESTORED_SECONDS_MAX
 
 

@@ -10,6 +10,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import asyncpg
 import pytest
 from cluster_database import another_node, first_node, new_database
 from structlog.testing import capture_logs
@@ -135,6 +136,19 @@ def swallow_commit_answers(database: Database, proxy: Proxy) -> None:
             proxy.set(blackhole=True, one_way="down")
 
     database.committing = deaf  # type: ignore[method-assign]
+
+
+async def test_connection_that_broke_inside_the_driver_is_not_lent_again(
+    postgres_server: Server,
+) -> None:
+    """A server that dies in the middle of a response can leave it so."""
+    async with first_node(postgres_server.url) as database:
+        with pytest.raises(Unavailable):
+            async with database.connection("be read") as broken:
+                backend = broken.get_server_pid()
+                raise asyncpg.InternalClientError("cannot switch to state 12")
+        async with database.connection("be read") as db:
+            assert db.get_server_pid() != backend
 
 
 async def test_connection_to_another_server_than_that_of_the_chats_is_not_used(

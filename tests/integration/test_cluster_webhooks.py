@@ -5,24 +5,11 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
-from cluster_rig import TENANT, ClusterRig, cluster_rig
+from cluster_rig import TENANT, cluster_rig
 from long_tier import IS_LONG
 from webhook_rig import receiving, until
 
-from holdfast.access.secrets import SECRETS_FILE, read_secrets
-from holdfast.cli.rest import RestClient
-
 PRIVATE = {"work.webhooks.private_allowed": True}
-
-
-def operator(rig: ClusterRig, node: int) -> RestClient:
-    """Of any node; one of them has the admin key."""
-    [state] = [
-        each.program.state_dir
-        for each in rig.nodes
-        if (each.program.state_dir / SECRETS_FILE).exists()
-    ]
-    return RestClient(rig.nodes[node].url, read_secrets(state).admin_key)
 
 
 async def test_message_of_any_node_is_delivered_once_and_none_is_lost_with_a_node(
@@ -35,12 +22,12 @@ async def test_message_of_any_node_is_delivered_once_and_none_is_lost_with_a_nod
     ):
         chat_id = await rig.chat("ann", "bob")
         body = {"url": receiver.url, "tenant": TENANT, "reason": "test"}
-        await asyncio.to_thread(operator(rig, 0).post, "/admin/webhooks", body=body)
+        await asyncio.to_thread(rig.operator(0).post, "/admin/webhooks", body=body)
         async with rig.person("ann", 0).online() as ann, rig.person("bob", 1).online() as bob:
             for number in range(10):
                 await (ann, bob)[number % 2].say(chat_id, f"{number}")
             await until(lambda: len(receiver.calls) >= 10)
-            listed = await asyncio.to_thread(operator(rig, 1).get, "/admin/webhooks")
+            listed = await asyncio.to_thread(rig.operator(1).get, "/admin/webhooks")
             assert [each["url"] for each in listed["endpoints"]] == [receiver.url]
         assert receiver.sequences() == list(range(1, 11)), "in order, each once"
 

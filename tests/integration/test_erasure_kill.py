@@ -16,6 +16,7 @@ from holdfast.ingest.durability import StoreDurability
 from holdfast.ingest.erasure import Eraser, Erasure
 from holdfast.message import User
 from holdfast.store.commands import CommandContext
+from holdfast.store.leases.memory import MemoryLeases
 from holdfast.store.sqlite import SqliteStore
 
 CHATS = ("chat_a", "chat_b")
@@ -24,7 +25,7 @@ CHATS = ("chat_a", "chat_b")
 async def erase(path: Path) -> Erasure:
     clock = SystemClock()
     async with SqliteStore(path) as store:
-        eraser = Eraser(store, store, StoreDurability(store, clock), clock)
+        eraser = Eraser(store, store, StoreDurability(store, clock), MemoryLeases(clock), clock)
         made = iter(range(1_000))
 
         def act() -> CommandContext:

@@ -18,14 +18,16 @@ from urllib.request import Request, urlopen
 
 import apsw
 import pytest
+from guides import GUIDES, blocks
 from program import PATIENCE_SECONDS, ROOT, Program
 
 DEFAULT_URL = "http://127.0.0.1:8080"
-GUIDES = ROOT / "docs" / "guides"
 RUNBOOKS = sorted(page.name for page in (GUIDES / "runbooks").glob("*.md"))
+OWN_TEST = ("README.md", "fanout-dead-letters.md")
+"""Pages that the first test leaves to others."""
 PAGES = [
     *("access.md", "getting-started.md", "rest-quickstart.md", "operating.md", "limits.md"),
-    *(f"runbooks/{name}" for name in RUNBOOKS if name != "README.md"),
+    *(f"runbooks/{name}" for name in RUNBOOKS if name not in OWN_TEST),
 ]
 PROMISED = {
     "limits.md": ['"decided_by":"counters"'],
@@ -33,7 +35,6 @@ PROMISED = {
     "runbooks/counter-corruption.md": ["goes on in epoch 2"],
 }
 """What the pages say will come out."""
-BLOCK = re.compile(r"^```sh\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 pytestmark = pytest.mark.skipif(
     not (shutil.which("curl") and shutil.which("bash")), reason="the guides use curl and a shell"
@@ -53,10 +54,6 @@ def chat(program: Program) -> str:
     return program.ok(
         "chat", "create", "--user", "carol", "--name", "a chat to look at", "--member", "dave"
     ).strip()
-
-
-def blocks(page: str) -> list[str]:
-    return BLOCK.findall((GUIDES / page).read_text())
 
 
 def shell(program: Program, script: str, chat: str) -> subprocess.CompletedProcess[str]:
@@ -215,6 +212,34 @@ def test_runbook_of_a_removed_file_saves_every_acknowledged_message(
         program.ok("chat", "send", chat, "two", "--user", "alice", "--key", "k2")
         history = program.ok("chat", "history", chat, "--user", "bob")
         assert [line.split()[0] for line in history.splitlines()] == ["1", "2"]
+    finally:
+        program.stop()
+
+
+def test_runbook_of_dead_letters_replays_what_fanout_put_aside(tmp_path: Path) -> None:
+    program = Program(tmp_path / "state")
+    program.serve()
+    chat = program.ok("chat", "create", "--user", "alice", "--name", "lobby").strip()
+    program.stop()
+    connection = apsw.Connection(str(program.state_dir / "chats.db"))
+    connection.execute(
+        "INSERT INTO dead_letters (shard, log_offset, reason, message, data, at, tenant, chat_id)"
+        " VALUES (0, 7, 'undecodable', 'no JSON', x'ff7b7d', '2026-01-01T00:00:00Z', 'default', ?),"
+        " (0, 9, 'defect', 'KeyError()', x'7b7d', '2026-01-01T00:00:01Z', '', '')",
+        (chat,),
+    )
+    connection.close()
+    program.serve()
+    try:
+        assert "say which" in program.run("dead", "replay").stderr
+        assert program.ok("dead", "show", "1").count("no JSON") == 1
+        gone = program.run("dead", "discard", "1", "4711", "--yes", "--reason", "test")
+        assert gone.returncode == 1 and "1 forgotten; no such dead letter: 4711" in gone.stdout
+        done = shell(program, "\n".join(blocks("runbooks/fanout-dead-letters.md")), chat)
+        assert done.returncode == 0, done.stderr
+        assert "KeyError()" in done.stdout and "1 replayed" in done.stdout
+        assert "No dead letters." in done.stdout and "dead_letters.replay" in done.stdout
+        assert program.ok("dead", "ls", "--of", "jobs") == "No dead letters.\n"
     finally:
         program.stop()
 

@@ -48,6 +48,7 @@ from holdfast.limits.rulestore.postgres import (
 )
 from holdfast.limits.rulestore.postgres.connection import WRITERS_LOCK
 from holdfast.limits.rulestore.redis import RedisNotifications
+from holdfast.telemetry import REGISTRY
 from proof.proxy import Proxy
 
 RULE: dict[str, Any] = {
@@ -265,6 +266,27 @@ async def test_primary_down_stops_rule_changes_and_nothing_else(engines_: Engine
         await until(lambda: not node.feed.stale, "fresh again")
         assert await w.set_limit(500, 1) == 2
         await until(lambda: node.limit() == 500, "applied after the return")
+
+
+@pytest.mark.covers("004 page: primary unreachable")
+async def test_dependency_rules_is_the_primary_also_where_a_replica_is_read(
+    engines_: Engines, tmp_path: Path
+) -> None:
+    def shows(dependency: str, up: int) -> bool:
+        labels = {"dependency": dependency}
+        return REGISTRY.get_sample_value("holdfast_dependency_up", labels) == up
+
+    primary, replica = engines_.primary.url, engines_.replica.url
+    chosen = LimitsSettings(rules_url=primary, replica_url=replica, feed=QUICK)
+    async with world(engines_), open_limits(chosen, tmp_path, "node_1"):
+        await until(lambda: shows("rules", 1), "the primary answers")
+        engines_.primary_killed()
+        try:
+            await until(lambda: shows("rules", 0), "the primary is down")
+            assert shows("rules_replica", 1), "what this node reads is another dependency"
+        finally:
+            engines_.primary_again()
+        await until(lambda: shows("rules", 1), "the primary is back")
 
 
 async def test_one_of_two_operators_with_the_same_version_wins(engines_: Engines) -> None:

@@ -102,7 +102,7 @@ async def test_rules_of_a_newer_schema_are_not_changed(
     connection = await asyncpg.connect(postgres_server.url)
     await connection.execute("INSERT INTO holdfast_limits_schema VALUES (99)")
     try:
-        with pytest.raises(StateCorrupted, match="newer"):
+        with pytest.raises(StateCorrupted, match="upgrade it"):
             async with open_limits(settings, tmp_path):
                 pass
     finally:

@@ -11,19 +11,15 @@ from __future__ import annotations
 import asyncio
 import os
 import random
-import signal
 import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
 import pytest
-import redis.asyncio
+from redis_faults import FaultyRedis, RedisFault
 from result_counts import tally
 
-from engines import Server
-from engines import redis as redis_engine
-from engines.fixtures import had
 from holdfast.clock import SystemClock
 from holdfast.limits.counters.redis import RedisCounters, RedisSettings
 from holdfast.limits.limiter.batch import BatchSettings
@@ -49,43 +45,7 @@ OUTAGE_SECONDS = 0.1
 LOST = {"flush", "kill", "old RDB"}
 """After these, what was counted since some moment is forgotten."""
 OUTAGES = {"stop", "kill", "old RDB"}
-FAULTS = ("flush", "stop", "kill", "old RDB")
-
-
-class Redis:
-    """A real one, whose process may end and whose folder stays."""
-
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-        self.server: Server = had("redis", lambda: redis_engine.start(dir=str(folder)))
-
-    async def begin(self, fault: str) -> None:
-        if fault == "flush":
-            await self._say("FLUSHALL")
-        elif fault == "stop":
-            os.kill(self.server.pid, signal.SIGSTOP)
-        else:
-            self.server.process.kill()
-            self.server.process.wait()
-
-    async def end(self, fault: str) -> None:
-        if fault == "stop":
-            os.kill(self.server.pid, signal.SIGCONT)
-        elif fault in ("kill", "old RDB"):
-            before, self.server = (
-                self.server,
-                redis_engine.start(self.server.port, dir=str(self._folder)),
-            )
-            before.stop()
-            (self._folder / "dump.rdb").unlink(missing_ok=True)
-
-    async def save(self) -> None:
-        await self._say("SAVE")
-
-    async def _say(self, word: str) -> None:
-        client = redis.asyncio.Redis.from_url(self.server.url)
-        await client.execute_command(word)
-        await client.aclose()
+FAULTS: tuple[RedisFault, ...] = ("flush", "stop", "kill", "old RDB")
 
 
 class Nodes:
@@ -133,14 +93,14 @@ class Nodes:
 
 
 @pytest.fixture
-def server(tmp_path: Path) -> Iterator[Redis]:
-    server = Redis(tmp_path)
+def server(tmp_path: Path) -> Iterator[FaultyRedis]:
+    server = FaultyRedis(tmp_path)
     yield server
     server.server.stop()
 
 
 @asynccontextmanager
-async def two_nodes(server: Redis) -> AsyncIterator[Nodes]:
+async def two_nodes(server: FaultyRedis) -> AsyncIterator[Nodes]:
     async with AsyncExitStack() as stack:
         limiters = []
         for name in ("a", "b"):
@@ -151,7 +111,7 @@ async def two_nodes(server: Redis) -> AsyncIterator[Nodes]:
         yield Nodes(limiters)
 
 
-async def _run(server: Redis, nodes: Nodes, seed: int) -> list[str]:
+async def _run(server: FaultyRedis, nodes: Nodes, seed: int) -> list[str]:
     """One fault from beginning to end; what was wrong."""
     rng, fault, wrong = random.Random(seed), FAULTS[seed % len(FAULTS)], []
     await nodes.shared(f"before {seed}")
@@ -181,7 +141,7 @@ async def _run(server: Redis, nodes: Nodes, seed: int) -> list[str]:
 
 
 @pytest.mark.long
-async def test_limits_stay_bounded_under_any_redis_fault(server: Redis) -> None:
+async def test_limits_stay_bounded_under_any_redis_fault(server: FaultyRedis) -> None:
     began, wrong = time.monotonic(), list[str]()
     async with two_nodes(server) as nodes:
         for seed in range(RUNS):

@@ -5,6 +5,7 @@ denied, what is bounded.
 from __future__ import annotations
 
 import asyncio
+import re
 import socket
 import ssl
 from collections.abc import Iterator
@@ -18,6 +19,7 @@ from work_rigs import until
 
 from engines import Server, free_port, nginx
 from engines.fixtures import had
+from holdfast.api.deps import ApiSettings
 
 HOST = "chat.example.com"
 
@@ -231,6 +233,14 @@ async def test_forwarded_address_of_a_client_does_not_reach_the_server(tmp_path:
             assert b"X-Forwarded-For: 127.0.0.1\r\n" in seen[0] and b"203.0.113.9" not in seen[0]
         finally:
             proxy.stop()
+
+
+def test_hanging_node_is_given_up_soon_after_its_longest_answer() -> None:
+    """The first line is that of the plain requests; the others are of one location."""
+    shipped = (ROOT / "deploy" / "nginx.conf").read_text()
+    first = re.search(r"proxy_read_timeout (\d+)s", shipped)
+    assert first is not None
+    assert ApiSettings().request_seconds_max + 0.5 < float(first[1]) <= 10
 
 
 def test_the_guide_uses_what_is_shipped() -> None:

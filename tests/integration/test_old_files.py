@@ -42,7 +42,7 @@ SETTINGS = [f"--set={name}={value}" for name, value in EXPECTED["settings"].item
 WHY = {"reason": "a test"}
 RULES_ADDED = {"reply:user", "reply:tenant"}
 """Default rules that came after version 0.1."""
-SCOPES_ADDED = {"replies:write", "replies:read", "usage:read"}
+SCOPES_ADDED = {"replies:write", "replies:read", "usage:read", "alerts:write"}
 """Scopes that came after it; a key that names no scopes has all of its kind."""
 
 Handler = Callable[[web.Request], Awaitable[web.Response]]

@@ -9,12 +9,15 @@ import gzip
 import io
 import json
 import random
+import ssl
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from pathlib import Path
 
 import pytest
 from log_capture import logging_to
+from tls import certificate
 from upstream import (
     DONE,
     HEAD,
@@ -384,6 +387,69 @@ async def test_connection_refused_is_unavailable() -> None:
         with pytest.raises(ProviderFailed) as caught:
             await ask(provider)
     assert caught.value.error.code == "upstream_unavailable"
+
+
+def tls_upstream(folder: Path) -> tuple[Upstream, Path]:
+    """A server with a certificate for 127.0.0.1, and that certificate."""
+    cert, key = certificate(folder)
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.load_cert_chain(cert, key)
+    return Upstream(completion("a", "b"), tls=context), cert
+
+
+async def test_provider_with_a_good_certificate_streams_over_tls(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    upstream, cert = tls_upstream(tmp_path)
+    monkeypatch.setenv("SSL_CERT_FILE", str(cert))
+    async with upstream as server, provider_of(server) as provider:
+        assert server.base_url.startswith("https://")
+        for _ in range(2):
+            assert len(data_of(await ask(provider))) == 3
+        assert server.connections == 1
+
+
+@pytest.mark.parametrize(
+    ("host", "trusted", "reason"),
+    [
+        ("127.0.0.1", False, "its certificate is not trusted: self-signed certificate"),
+        ("localhost", True, "its certificate is for another host"),
+    ],
+)
+async def test_provider_with_a_bad_certificate_gets_no_request(
+    host: str, trusted: bool, reason: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    upstream, cert = tls_upstream(tmp_path)
+    if trusted:
+        monkeypatch.setenv("SSL_CERT_FILE", str(cert))
+    async with upstream as server:
+        url = server.base_url.replace("127.0.0.1", host)
+        provider = OpenAICompatibleProvider("p", DEFAULT_POOL, url, KEY, SystemClock())
+        with pytest.raises(ProviderFailed) as caught:
+            await ask(provider)
+        assert server.requests == []
+    error = caught.value.error
+    assert (error.code, error.status) == ("upstream_unavailable", 502)
+    assert error.message == f"the provider cannot be reached ({reason})"
+
+
+async def test_provider_that_speaks_no_tls_gets_no_request() -> None:
+    received = b""
+
+    async def on_connection(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal received
+        received += await reader.read(1000)
+        writer.write(b"HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\n\r\n")
+        writer.close()
+
+    server = await asyncio.start_server(on_connection, "127.0.0.1", 0)
+    url = f"https://127.0.0.1:{server.sockets[0].getsockname()[1]}/v1"
+    provider = OpenAICompatibleProvider("p", DEFAULT_POOL, url, KEY, SystemClock())
+    with pytest.raises(ProviderFailed, match="cannot be reached \\(no TLS: ") as caught:
+        await ask(provider)
+    server.close()
+    assert caught.value.error.code == "upstream_unavailable"
+    assert received.startswith(b"\x16\x03") and KEY.encode() not in received
 
 
 async def test_reset_before_the_headers_is_a_lost_connection() -> None:

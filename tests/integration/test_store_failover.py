@@ -128,5 +128,6 @@ async def test_promotion_raises_all_epochs_and_the_old_primary_is_not_used(
     assert await old.fetchval("SELECT count(*) FROM holdfast_chats.message") == 2
     await old.close()
     primary.stop()
+    assert lines.getvalue().count("store.old_primary_refused") == 1, "of many connections"
     events = {json.loads(line)["event"] for line in lines.getvalue().splitlines()}
     assert {"store.old_primary_refused", "store.server_changed"} <= events

@@ -125,6 +125,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
         runner.run(opened.__aexit__(None, None, None))
 
 
+@pytest.mark.alone
 def test_tokens_read_at_another_node_are_not_late(cluster: Cluster) -> None:
     """Made at B and read at A: p99 of the gap beyond the model's own pace."""
     words = numbered_words(40)

@@ -132,13 +132,17 @@ async def test_repeated_inbox_message_is_received_once(
             await connection.close()
 
 
-async def test_schema_of_a_newer_version_is_refused(postgres_server: Server) -> None:
+async def test_schema_of_the_next_release_is_used_and_newer_ones_refused(
+    postgres_server: Server,
+) -> None:
     async with postgres_work(postgres_server.url) as o:
         connection = await asyncpg.connect(postgres_server.url)
-        await connection.execute("UPDATE holdfast_work.version SET number = 99")
+        await connection.execute("UPDATE holdfast_work.version SET number = number + 1")
+        await (await PostgresWork.open(postgres_server.url)).close()
+        await connection.execute("UPDATE holdfast_work.version SET number = number + 1")
         with pytest.raises(
             StateCorrupted,
-            match=f"version 99; this program knows up to {SCHEMA_VERSION}: upgrade",
+            match=f"version {SCHEMA_VERSION + 2}; this program knows up to {SCHEMA_VERSION}: ",
         ):
             await PostgresWork.open(postgres_server.url)
         await connection.close()

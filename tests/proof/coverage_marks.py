@@ -41,6 +41,13 @@ MUST_HAPPEN: Mapping[str, frozenset[str]] = {
             "a connection was closed: duplicate_connection",
             "the server was killed while a commit was open",
             "a device dropped its copy for a newer epoch",
+            "a device was displaced by a connection to another node",
+            "a failover lost commits",
+            "a lease moved to another node",
+            "a node caught up after it lost the log",
+            "a reader was overtaken: what it made was refused",
+            "presence was corrected after a node's death",
+            "the renewal of a lease that had ended was refused",
         }
     ),
     "kill -9": frozenset(

@@ -31,9 +31,15 @@ async def note_store(
     records: Records,
     founders: Mapping[str, Iterable[str]],
     keys: Mapping[str, Iterable[KeySeen]] | None = None,
+    lost_redactions: Iterable[tuple[str, int]] = (),
 ) -> None:
-    """Record every chat of ``founders``: its first members, who are in no event."""
+    """Record every chat of ``founders``: its first members, who are in no event.
+
+    ``lost_redactions`` were recorded too, by a server whose end was lost.
+    """
     redacted = await _redactions(records)
+    for chat_id, sequence in lost_redactions:
+        redacted[chat_id].append(sequence)
     for chat_id, users in founders.items():
         messages = await read_all(chats, chat_id)
         inspected = await chats.inspect(chat_id)
@@ -55,7 +61,8 @@ async def note_store(
 
 async def note_log(record: Recorder, log: EventLog) -> None:
     """Record the whole event log."""
-    entries, after = await log.read(START, _BATCH)
+    start = msgspec.structs.replace(START, base=(await log.end()).base)
+    entries, after = await log.read(start, _BATCH)
     while entries:
         for entry in entries:
             if isinstance(entry.what, Message):

@@ -116,6 +116,7 @@ class _Faulty:
         async def call(*args: Any, **kwargs: Any) -> Any:
             return await _disturbed(self._plan, verb, lambda: inner(*args, **kwargs))
 
+        setattr(self, verb, call)  # looked up once
         return call
 
 

@@ -18,7 +18,15 @@ from holdfast.verify.checkers.answered import (
 )
 from holdfast.verify.checkers.served import acked_is_offered
 from holdfast.verify.checkers.stored import acked_is_stored
-from holdfast.verify.history import ClosingSeen, CommitSeen, History, Level, Tried, WarningSeen
+from holdfast.verify.history import (
+    ClosingSeen,
+    CommitSeen,
+    CommitsLost,
+    History,
+    Level,
+    Tried,
+    WarningSeen,
+)
 
 
 def no_silent_message_loss(history: History) -> Verdict:
@@ -115,13 +123,17 @@ def sequence_uniqueness(history: History) -> Verdict:
 
 
 def allocation_monotonicity(history: History) -> Verdict:
-    """Later allocations are higher.
+    """Later allocations are higher, unless the engine lost the earlier ones.
 
     Stronger: an allocation is a commit, so commits rise, one by one.
     """
     verdict = Verdict("allocation_monotonicity")
     last: dict[str, CommitSeen] = {}
-    for commit in history.of(CommitSeen):
+    for commit in history.events:
+        if isinstance(commit, CommitsLost):
+            last.pop(commit.chat_id, None)
+        if not isinstance(commit, CommitSeen):
+            continue
         before = last.get(commit.chat_id)
         if before is not None:
             verdict.require(commit.sequence > before.sequence, "a commit went back", before, commit)

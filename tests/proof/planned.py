@@ -49,25 +49,29 @@ PLAN = (
     Planned(
         "SIGSTOP longer than leases",
         300,
-        frozenset(),
-        f"a worker and Redis: {_TESTED} (`test_work_torture.py`, `test_limits_failures.py`);"
-        " gateway, PostgreSQL and Kafka: nothing",
+        frozenset({"SIGSTOP of a node", "node paused beyond its lease"}),
+        f"a worker and Redis: {_TESTED} (`test_work_torture.py`, `test_limits_failures.py`,"
+        " `test_cluster_redis_faults.py`); PostgreSQL and Kafka: nothing",
     ),
     Planned(
         "partition, one-way, flapping",
         200,
-        frozenset(),
-        "of clients: only in the simulation; between nodes, Redis and PostgreSQL: "
-        f"{_TESTED} (`test_limits_failures.py`, by the proxy); network namespaces: nothing",
+        frozenset({"partitions of a node of four"}),
+        f"between limiters, Redis and PostgreSQL: {_TESTED} (`test_limits_failures.py`, by the"
+        " proxy)",
     ),
     Planned("disk slow, EIO, ENOSPC", 100, frozenset({"disk faults"})),
     Planned(
         "clock jumps of an hour",
         100,
-        frozenset({"clock jumps"}),
+        frozenset({"clock jumps", "clocks of nodes hours apart"}),
         "PostgreSQL and Redis keep the machine's clock",
     ),
-    Planned("Redis flush, stop, kill, old RDB restored", 100, frozenset({"redis faults"})),
+    Planned(
+        "Redis flush, stop, kill, old RDB restored",
+        100,
+        frozenset({"redis faults", "Redis of a cluster fails"}),
+    ),
     Planned("Kafka broker down, leader change", 100, frozenset(), "the engine does not exist yet"),
     Planned(
         "DynamoDB throttle, conflict, 5xx, lost reply",
@@ -76,11 +80,15 @@ PLAN = (
         "the engine does not exist yet",
     ),
     Planned(
-        "PostgreSQL failover, synchronous standby",
+        "PostgreSQL failover: lossless, undeclared, with losses",
         50,
-        frozenset(),
-        f"failover to a standby that lost a write: {_TESTED} (`test_limits_failures.py`);"
-        " a synchronous one: nothing",
+        frozenset(
+            {
+                "failover of PostgreSQL declared lossless",
+                "failover of PostgreSQL undeclared",
+                "failover of PostgreSQL that loses commits",
+            }
+        ),
     ),
     Planned(
         "overload ×10, 2,000 slow readers, reconnect storm",

@@ -13,6 +13,10 @@ are not virtual:
 With a seed, tasks that are ready in the same turn run in a shuffled order, as a busy
 machine and a network do to a real program. Plain callbacks keep asyncio's order.
 
+Several processes may share the loop. What a process runs has the process as ``OWNER``
+in its context, which tasks and timers inherit, so ``pause`` is a SIGSTOP: nothing of
+its owner runs until ``resume``, and time goes on.
+
 For unit tests and simulation only, never against real servers.
 """
 
@@ -24,7 +28,9 @@ import selectors
 from collections.abc import Callable, Coroutine, Iterator, Mapping
 from concurrent.futures import Executor
 from contextlib import contextmanager
+from contextvars import ContextVar
 from functools import partial
+from heapq import heappop, heappush
 from typing import TYPE_CHECKING, Any, TypeVar
 
 if TYPE_CHECKING:
@@ -34,6 +40,10 @@ T = TypeVar("T")
 
 WALL_CLOCK_START = 1_800_000_000.0
 """The start of a virtual wall clock: fixed, so that runs are comparable."""
+
+
+OWNER: ContextVar[object] = ContextVar("OWNER", default=None)
+"""The process that a callback belongs to; None: the test itself."""
 
 
 class Deadlock(RuntimeError):
@@ -46,6 +56,8 @@ class VirtualLoop(asyncio.SelectorEventLoop):
     def __init__(self, seed: int | None = None) -> None:
         self._virtual_now = 0.0
         self._at_work = 0
+        self._paused: dict[object, list[asyncio.Handle]] = {}
+        """What each paused owner would have run since."""
         self._rng = None if seed is None else random.Random(seed)
         super().__init__(_JumpingSelector(self))
 
@@ -95,8 +107,16 @@ class VirtualLoop(asyncio.SelectorEventLoop):
 
     def next_turn(self, timeout: float | None) -> float | None:
         """How long the selector may really wait; called once per turn."""
+        if self._paused:
+            self._hold_ready()
         if self._rng is not None:
             self._shuffle(self._rng)
+        wait = self._advance(timeout)
+        if self._paused:
+            self._hold_due()
+        return wait
+
+    def _advance(self, timeout: float | None) -> float | None:
         if self._at_work or timeout == 0:
             return timeout if timeout == 0 else None
         if timeout is None:
@@ -107,8 +127,45 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         self._virtual_now += timeout
         return 0
 
+    def pause(self, owner: object) -> None:
+        """Run nothing of ``owner`` until ``resume``."""
+        self._paused[owner] = []
+
+    def resume(self, owner: object) -> None:
+        """Run what was held back, in its order."""
+        self._queue().extend(self._paused.pop(owner, ()))
+
+    def _queue(self) -> Any:
+        return self._ready  # type: ignore[attr-defined]
+
+    def _hold_ready(self) -> None:
+        ready = self._queue()
+        handles = list(ready)
+        ready.clear()
+        ready.extend(handle for handle in handles if not self._held(handle))
+
+    def _hold_due(self) -> None:
+        """asyncio runs the timers that are due in the turn in which it finds them."""
+        timers: Any = self._scheduled  # type: ignore[attr-defined]
+        until = self._virtual_now + self._clock_resolution  # type: ignore[attr-defined]
+        due = []
+        while timers and timers[0]._when < until:
+            due.append(heappop(timers))
+        for handle in due:
+            if not handle._cancelled and self._held(handle):
+                handle._scheduled = False
+            else:
+                heappush(timers, handle)
+
+    def _held(self, handle: Any) -> bool:
+        held = self._paused.get(handle._context.get(OWNER))
+        if held is None:
+            return False
+        held.append(handle)
+        return True
+
     def _shuffle(self, rng: random.Random) -> None:
-        ready: Any = self._ready  # type: ignore[attr-defined]
+        ready = self._queue()
         if len(ready) < 2:
             return
         steps = [i for i, handle in enumerate(ready) if isinstance(_owner(handle), asyncio.Task)]

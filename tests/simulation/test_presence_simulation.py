@@ -19,7 +19,6 @@ from typing import Any
 import msgspec
 import pytest
 from long_tier import times
-from registry_rig import RECORD
 from result_counts import tally
 from scripted_durability import create_chat
 
@@ -110,7 +109,7 @@ class PresenceNode:
         self.ephemeral.connect(self)
         registry: MemoryRegistry = faulty(world.registry, world.plan)
         self.reporter = world.reporter_type(
-            name, registry, self.ephemeral, self.bus, clock, lambda: RECORD, devices_max=5
+            name, registry, self.ephemeral, self.bus, clock, devices_max=5
         )
         self.reporter.close_displaced = self.close
         self.bus.subscribe(self._on_notification)
@@ -306,7 +305,7 @@ def test_presence_is_right_after_the_faults_on_every_seed() -> None:
 class NeverCompares(PresenceReporter):
     """Trusts that the registry keeps what it was given."""
 
-    async def _compare(self) -> None:
+    async def _compare(self, registry_time: int, sent_at: float) -> None:
         self._failing = False
 
 

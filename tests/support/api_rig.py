@@ -26,11 +26,22 @@ from holdfast.access.revocations.memory import MemoryRevocations
 from holdfast.access.tokens import Tokens, TokenSettings, shared_secret
 from holdfast.api.address_limits import AddressLimits
 from holdfast.api.app import RestApp
-from holdfast.api.deps import ApiDeps, ApiSettings, Backup, PresenceView, Readiness
+from holdfast.api.deps import (
+    ApiDeps,
+    ApiSettings,
+    Backup,
+    ClusterStatus,
+    PresenceView,
+    Readiness,
+    RegistryView,
+)
 from holdfast.api.responses import STATUS
 from holdfast.clock import Clock, Ids, ManualClock
 from holdfast.drivers.sqlite.file_copy import CopiedFile
 from holdfast.errors import Unavailable
+from holdfast.eventlog.contract import Position
+from holdfast.eventlog.memory import MemoryEventLog
+from holdfast.fanout.dead_letters import RecentDeadLetters
 from holdfast.history.history import ChatHistory, HistorySettings
 from holdfast.ingest.durability import StoreDurability
 from holdfast.ingest.erasure import Eraser
@@ -43,9 +54,13 @@ from holdfast.limits.feed import RuleFeed
 from holdfast.limits.limiter.limiter import Limiter
 from holdfast.limits.rules import Rule, RuleSet
 from holdfast.message import User
+from holdfast.node.alerts import NodeAlerts
+from holdfast.store.leases.memory import MemoryLeases
 from holdfast.store.memory import MemoryStore
 from holdfast.streaming.body_bytes import BodyBytes
 from holdfast.streaming.usage_store.memory import MemoryUsage
+from holdfast.telemetry.notices import AlertSettings
+from holdfast.webhooks.alert_sinks import AlertSinks
 from holdfast.webhooks.parts import WebhookParts, WorkParts
 from holdfast.webhooks.sqlite import SqliteEndpoints
 from holdfast.wire.frames import Presence
@@ -191,6 +206,19 @@ async def beside(
         yield limits, WorkParts(MemoryWork(), WebhookParts(endpoints), lambda: True)
 
 
+class SharedMemoryLog(MemoryEventLog):
+    """A log whose epochs can be raised."""
+
+    base = 0
+
+    async def forget_events(self, before: str, behind: Position, limit: int) -> int:
+        return 0
+
+    async def raise_epochs(self, reason: str) -> int:
+        self.base += 1
+        return self.base
+
+
 @asynccontextmanager
 async def serving(
     settings: ApiSettings | None = None,
@@ -226,6 +254,10 @@ async def serving(
     async def no_rollback(user: User, chat_id: str, epoch: int) -> None:
         raise AssertionError("REST has no cursors with an epoch")
 
+    async def cluster() -> ClusterStatus:
+        memory = RegistryView("memory", "up", "")
+        return ClusterStatus("here", [], [], {}, None, memory, [], ["no node is known"])
+
     async def backup() -> Backup:
         return Backup("backups/one", 1, AT, [CopiedFile("chats.db", 1, "00", 1, {"chats": 1})])
 
@@ -236,19 +268,33 @@ async def serving(
             sends=intake,
             history=ChatHistory(store, no_rollback, CursorProofs(b"test"), clock, reads),
             chats=store,
+            shared_log=SharedMemoryLog(),
             records=store,
-            eraser=Eraser(store, store, durability, clock, revocations.condense),
+            eraser=Eraser(
+                store, store, durability, MemoryLeases(clock), clock, revocations.condense
+            ),
             limits=limits,
             work=work,
             streaming=replies.parts,
             body_bytes=BodyBytes(replies.settings.queue_failover),
             usage=MemoryUsage(),
+            alerts=NodeAlerts(
+                AlertSettings(),
+                "here",
+                "http://holdfast.test",
+                folder or Path("/nowhere"),
+                AlertSinks(AlertSettings(), work.jobs, work.up, clock, ids),
+                clock,
+            ),
             tokens=Tokens(TokenSettings(), shared_secret(SECRET), clock, revocations.check, ids),
             keys=key_ring(),
             revocations=revocations,
             disconnect=lambda user, device_id: int(user in online),
+            dead_letters=RecentDeadLetters(),
+            compare_chats=lambda chat_ids: None,
             presence=presence,
             status=status,
+            cluster=cluster,
             readiness=readiness,
             backup=backup,
             backup_step=lambda: None,

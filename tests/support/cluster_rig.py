@@ -1,46 +1,53 @@
 """Nodes of one cluster: real processes, a real PostgreSQL of their own, the shipped NGINX
-and a Redis if a test wants them; and people who talk on it.
+and a Redis if a test wants them; and people on it (``cluster_conversation``: who talk).
 
-Each node reaches PostgreSQL and Redis through fault proxies of its own.
+A node reaches them directly, or by links that a test can cut (``cluster_links``).
 """
 
 from __future__ import annotations
 
 import asyncio
 import os
-import random
 import signal
-import time
-from bisect import bisect_left
-from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field
-from itertools import pairwise
+from functools import partial
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 import aiohttp
+from cluster_links import (
+    Links,
+    Namespaces,
+    NodePlace,
+    Peer,
+    ProxyLink,
+    direct_place,
+    proxied_place,
+)
 from node_forks import ForkedNode, fork_node
 from program import Program
 
 from engines import Server, free_port, nginx, postgres, redis
 from engines.fixtures import had
 from holdfast.access.principal import USER_SCOPES
+from holdfast.access.secrets import SECRETS_FILE, read_secrets
 from holdfast.access.tokens import Tokens, TokenSettings, shared_secret
+from holdfast.cli.rest import RestClient
 from holdfast.client import ClientSettings, Message
 from holdfast.clock import SystemClock
 from holdfast.eventlog.postgres import PostgresEventLog
 from holdfast.message import User
 from holdfast.store.postgres import PostgresStore, PostgresStoreSettings
-from holdfast.verify.checkers import check, red
-from holdfast.verify.history import FaultPlane, FaultWindow, Recorder
+from holdfast.verify.history import Recorder
 from holdfast.verify.recording import RecordingClient
 from proof.end_state import note_log, note_store
 from proof.proxy import Proxy
 
 START_SECONDS_MAX = 60.0
 TENANT = "acme"
+TOKEN_SECONDS = 36_000
 TOKEN_KEY = "the same key on every node, 32 bytes or more"
 QUICK = ClientSettings(
     reconnect_initial_seconds=0.05, reconnect_cap_seconds=0.5, ack_interval_seconds=0.05
@@ -55,25 +62,36 @@ SETTINGS: Mapping[str, Any] = {
 
 @dataclass
 class ClusterNode:
-    """One node. ``database`` and ``redis``: the fault proxies on its ways."""
+    """One node."""
 
     program: Program
     settings: dict[str, Any]
-    database: Proxy
-    redis: Proxy | None = None
+    place: NodePlace
+    environment: Mapping[str, str] = field(default_factory=dict)
     process: ForkedNode = field(init=False)
 
     @property
     def url(self) -> str:
-        return self.program.url
+        host, port = self.place.addresses["clients"]
+        return f"http://{host}:{port}"
+
+    def proxy(self, peer: Peer) -> Proxy:
+        """The fault proxy on its way to a peer."""
+        link = self.place.links[peer]
+        assert isinstance(link, ProxyLink)
+        return link.proxy
 
     @property
     def log(self) -> Path:
         return self.program.state_dir.parent / "serve.log"
 
+    def begin(self) -> None:
+        namespace = self.place.namespace
+        self.process = fork_node(self.settings, self.log, namespace, self.environment)
+
     async def start(self) -> None:
         """Until it serves."""
-        self.process = fork_node(self.settings, self.log)
+        self.begin()
         ended = asyncio.create_task(self.process.ended())
         try:
             async with asyncio.timeout(START_SECONDS_MAX), aiohttp.ClientSession() as session:
@@ -164,19 +182,28 @@ class ClusterRig:
     record: Recorder
     url: str
 
-    def token(self, user: str) -> str:
+    def token(self, user: str, tenant: str = TENANT) -> str:
         tokens = Tokens(TokenSettings(), shared_secret(TOKEN_KEY.encode()), SystemClock())
-        return tokens.mint(User(TENANT, user), 3600, USER_SCOPES)
+        return tokens.mint(User(tenant, user), TOKEN_SECONDS, USER_SCOPES)
 
     def person(self, user: str, node: int | None = None, device: str = "phone") -> ClusterPerson:
         """``node`` None: through NGINX."""
         return ClusterPerson(self, user, self.url if node is None else self.nodes[node].url, device)
 
     async def ask(
-        self, user: str, method: str, path: str, body: Any = None, node: int | None = None
+        self,
+        user: str,
+        method: str,
+        path: str,
+        body: Any = None,
+        node: int | None = None,
+        tenant: str = TENANT,
+        key: str | None = None,
     ) -> Any:
         url = self.url if node is None else self.nodes[node].url
-        headers = {"Authorization": f"Bearer {self.token(user)}"}
+        headers = {"Authorization": f"Bearer {self.token(user, tenant)}"}
+        if key is not None:
+            headers["Idempotency-Key"] = key
         async with (
             aiohttp.ClientSession(url, headers=headers) as session,
             session.request(method, path, json=body) as answer,
@@ -184,104 +211,22 @@ class ClusterRig:
             assert answer.status < 300, await answer.text()
             return await answer.json()
 
-    async def chat(self, *members: str, node: int | None = 0) -> str:
+    async def chat(self, *members: str, node: int | None = 0, tenant: str = TENANT) -> str:
         body = {"name": "lobby", "members": list(members[1:])}
-        made = await self.ask(members[0], "POST", "/v1/chats", body, node)
+        made = await self.ask(members[0], "POST", "/v1/chats", body, node, tenant)
         return str(made["chat"]["chat_id"])
+
+    def operator(self, node: int) -> RestClient:
+        """Of any node; one of them has the admin key."""
+        states = [each.program.state_dir for each in self.nodes]
+        [state] = [each for each in states if (each / SECRETS_FILE).exists()]
+        return RestClient(self.nodes[node].url, read_secrets(state).admin_key)
 
     async def note_state(self, founders: Mapping[str, Sequence[str]]) -> None:
         """Record what is stored, for the checkers."""
         async with PostgresStore(PostgresStoreSettings(self.postgres.url)) as store:
             await note_store(self.record, store, store, founders)
             await note_log(self.record, PostgresEventLog(store))
-
-
-class Conversation:
-    """People who talk in one chat all the time, whatever happens to the nodes."""
-
-    def __init__(self, rig: ClusterRig, chat_id: str, people: Sequence[ClusterPerson]) -> None:
-        self.rig, self.chat_id, self.people = rig, chat_id, people
-        self.acked_at: dict[str, list[float]] = {person.user.user_id: [] for person in people}
-        self._acked = asyncio.Event()
-        self._goes_on = asyncio.Event()
-        self._goes_on.set()
-
-    async def acked_since(self, moment: float) -> None:
-        """Until everybody had a send acked after this moment."""
-        while any(not at or at[-1] < moment for at in self.acked_at.values()):
-            self._acked.clear()
-            await self._acked.wait()
-
-    def first_ack(self, users: Iterable[str], moment: float) -> float:
-        """When the first of them had a send acked after this moment."""
-        return min(at[bisect_left(at, moment)] for at in map(self.acked_at.__getitem__, users))
-
-    async def talk(self, person: ClusterPerson, rng: random.Random) -> None:
-        acked_at, number = self.acked_at[person.user.user_id], 0
-        while self._goes_on.is_set():
-            number += 1
-            await person.say(self.chat_id, f"{person.user.user_id} says {number}")
-            acked_at.append(time.monotonic())
-            self._acked.set()
-            await asyncio.sleep(rng.uniform(0.0, 0.02))
-
-    def longest_pause(self, user: str, since: float) -> float:
-        """Between two acks of a person, the last before ``since`` included."""
-        at = self.acked_at[user]
-        first = max(bisect_left(at, since) - 1, 0)
-        return max((b - a for a, b in pairwise(at[first:])), default=0.0)
-
-    @contextmanager
-    def fault(self, name: str, *planes: FaultPlane, user: str = "") -> Iterator[None]:
-        """What fails meanwhile in these planes, for this user or all, has this reason."""
-        began = time.monotonic()
-        try:
-            yield
-        finally:
-            until = time.monotonic()
-            who = [p.client.device_id for p in self.people if p.user.user_id == user]
-            for plane in planes:
-                self.rig.record.note(
-                    FaultWindow(at=began, until=until, plane=plane, name=name, clients=who)
-                )
-
-    async def end(self, talking: Sequence[asyncio.Task[None]]) -> None:
-        """Everybody has everything that was acked; note it for the checkers."""
-        self._goes_on.clear()
-        await asyncio.gather(*talking)
-        head = max(acked.sequence for _, _, acked in self.rig.record.history().acks())
-        await asyncio.gather(*(person.has(self.chat_id, head) for person in self.people))
-        for person in self.people:
-            person.client.note_copy(self.chat_id)
-
-
-@asynccontextmanager
-async def conversation(
-    rig: ClusterRig, where: Mapping[str, int | None], seed: int = 1
-) -> AsyncIterator[Conversation]:
-    """These people talk while the block runs, each at a node, or through NGINX. Then the
-    history is judged: AssertionError if a promise was broken.
-    """
-    chat_id = await rig.chat(*where)
-    people = [rig.person(user, node) for user, node in where.items()]
-    async with AsyncExitStack() as stack:
-        for person in people:
-            await stack.enter_async_context(person.online())
-        talks = Conversation(rig, chat_id, people)
-        talking = [
-            asyncio.create_task(talks.talk(person, random.Random(f"{seed} {person.user}")))
-            for person in people
-        ]
-        try:
-            yield talks
-            await talks.end(talking)
-        finally:
-            for task in talking:
-                task.cancel()
-            await asyncio.gather(*talking, return_exceptions=True)
-    await rig.note_state({chat_id: list(where)})
-    verdicts = check(rig.record.history())
-    assert not red(verdicts), "\n".join(str(v) for v in verdicts if not v.ok)
 
 
 @asynccontextmanager
@@ -291,22 +236,34 @@ async def cluster_rig(
     nodes: int = 3,
     with_redis: bool = True,
     with_nginx: bool = False,
+    links: Links = "none",
+    database: Server | None = None,
+    shared: Server | None = None,
     settings: Mapping[str, Any] | None = None,
+    each: Sequence[Mapping[str, Any]] = (),
+    environments: Sequence[Mapping[str, str]] = (),
 ) -> AsyncIterator[ClusterRig]:
-    """Nodes that serve. ``settings`` by dotted path, for every node."""
+    """Nodes that serve. ``database`` and ``shared``: a PostgreSQL and a Redis that the
+    test has started. ``settings`` by dotted path, for every node; ``each``: those of
+    the single nodes; ``environments``: variables of theirs.
+    """
     async with AsyncExitStack() as stack:
-        database = had("postgres", lambda: postgres.start(max_connections="300"))
-        stack.callback(database.stop)
-        shared = had("redis", redis.start) if with_redis else None
-        if shared is not None:
+        if database is None:
+            database = had("postgres", partial(_postgres, links))
+            stack.callback(database.stop)
+        if shared is None and with_redis:
+            shared = had("redis", partial(_redis, links))
             stack.callback(shared.stop)
         keys = folder / "token.keys"
         keys.write_text(TOKEN_KEY + "\n")
         keys.chmod(0o600)
         made = []
         for number in range(nodes):
-            node = await _make_node(folder / f"node{number}", keys, database, shared, stack)
+            home = folder / f"node{number}"
+            node = await _make_node(home, keys, database, shared, links, stack)
             node.settings.update(settings or {})
+            node.settings.update(each[number] if each else {})
+            node.environment = environments[number] if environments else {}
             made.append(node)
         for node in made:
             stack.push_async_callback(_end, node)
@@ -317,33 +274,63 @@ async def cluster_rig(
             rig.proxy = proxy = had("nginx", lambda: nginx.start(ports, free_port()))
             stack.callback(proxy.stop)
             rig.url = proxy.url
-            stack.enter_context(_trusting(proxy.folder / "cert.pem"))
+            stack.enter_context(trusting(proxy.folder / "cert.pem"))
         yield rig
 
 
+def _postgres(links: Links) -> Server:
+    connections = {"max_connections": "600"}
+    if not isinstance(links, Namespaces):
+        return postgres.start(**connections)
+    server = postgres.start(listen_addresses="*", **connections)
+    with (server.folder / "data" / "pg_hba.conf").open("a") as rules:
+        rules.write("host all all samenet trust\n")
+    server.process.send_signal(signal.SIGHUP)
+    return server
+
+
+def _redis(links: Links) -> Server:
+    if isinstance(links, Namespaces):
+        return redis.start(bind="0.0.0.0", **{"protected-mode": "no"})
+    return redis.start()
+
+
 async def _make_node(
-    folder: Path, keys: Path, database: Server, shared: Server | None, stack: AsyncExitStack
+    folder: Path,
+    keys: Path,
+    database: Server,
+    shared: Server | None,
+    links: Links,
+    stack: AsyncExitStack,
 ) -> ClusterNode:
     folder.mkdir(parents=True)  # noqa: ASYNC240
     program = Program(folder / "state")
-    link = await stack.enter_async_context(Proxy("127.0.0.1", database.port))
-    address = urlsplit(database.url)
+    ports: dict[Peer, int] = {"postgres": database.port, "clients": program.port}
+    if shared is not None:
+        ports["redis"] = shared.port
+    match links:
+        case Namespaces():
+            place = links.place(ports)
+        case "proxies":
+            place = await proxied_place(ports, stack)
+        case "none":
+            place = direct_place(ports)
+    to = {peer: f"{host}:{port}" for peer, (host, port) in place.addresses.items()}
     chosen: dict[str, Any] = {
+        "server.host": place.host,
         "server.port": program.port,
         "server.state_dir": str(program.state_dir),
         "access.tokens.secret_file": str(keys),
-        "cluster.postgres": f"postgresql://postgres@127.0.0.1:{link.port}{address.path}",
+        "cluster.postgres": f"postgresql://postgres@{to['postgres']}/postgres?sslmode=disable",
         **SETTINGS,
     }
-    node = ClusterNode(program, chosen, link)
     if shared is not None:
-        node.redis = await stack.enter_async_context(Proxy("127.0.0.1", shared.port))
-        chosen["cluster.redis"] = f"redis://127.0.0.1:{node.redis.port}/0"
-    return node
+        chosen["cluster.redis"] = f"redis://{to['redis']}/0?sslmode=disable"
+    return ClusterNode(program, chosen, place)
 
 
 @contextmanager
-def _trusting(certificate: Path) -> Iterator[None]:
+def trusting(certificate: Path) -> Iterator[None]:
     """The clients of this process trust it."""
     before = os.environ.get("SSL_CERT_FILE")
     os.environ["SSL_CERT_FILE"] = str(certificate)

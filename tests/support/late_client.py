@@ -87,6 +87,8 @@ class LateClient:
                 self.show(frame["payload"])
                 self.sequence = frame["payload"]["sequence"]
                 await self.ack()
+            elif frame["type"] == "heartbeat":
+                await self.socket.send(json.dumps({"type": "heartbeat_ack", "payload": {}}))
         raise ConnectionError
 
 

@@ -2,7 +2,8 @@
 for a hundred imports.
 
 ``python -m node_forks`` forks one node per line of JSON on its input (``{"settings": …,
-"log": …}``) and answers with its pid. Its nodes outlive it; whoever asked ends them.
+"log": …, "namespace": …}``) and answers with its pid. Its nodes outlive it; whoever
+asked ends them.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
@@ -47,23 +49,33 @@ class ForkedNode:
         await self.ended()
 
 
-def fork_node(settings: Mapping[str, Any], log: Path) -> ForkedNode:
-    """A node that begins to start."""
-    parent = _parent()
+def fork_node(
+    settings: Mapping[str, Any],
+    log: Path,
+    namespace: str | None = None,
+    environment: Mapping[str, str] | None = None,
+) -> ForkedNode:
+    """A node that begins to start, in this network namespace or in that of the tests,
+    and with these variables of the environment, too.
+    """
+    parent = _parent(tuple(sorted((environment or {}).items())))
     assert parent.stdin is not None and parent.stdout is not None
-    parent.stdin.write(json.dumps({"settings": settings, "log": str(log)}) + "\n")
+    # The parent keeps the network of the test that was first to need it.
+    own = f"/proc/{os.getpid()}/task/{threading.get_native_id()}/ns/net"
+    order = {"settings": settings, "log": str(log), "namespace": namespace or own}
+    parent.stdin.write(json.dumps(order) + "\n")
     parent.stdin.flush()
     return ForkedNode(int(parent.stdout.readline()))
 
 
 @cache
-def _parent() -> subprocess.Popen[str]:
-    """One for each test process; it ends when its input does."""
+def _parent(environment: tuple[tuple[str, str], ...]) -> subprocess.Popen[str]:
+    """One for each test process and environment; it ends when its input does."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith("HOLDFAST_")}
     path = os.pathsep.join(str(ROOT / part) for part in ("src", "tests", "tests/support"))
     return subprocess.Popen(
         [sys.executable, "-m", "node_forks"],
-        env={**kept, "PYTHONPATH": path},
+        env={**kept, "PYTHONPATH": path, **dict(environment)},
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
@@ -73,6 +85,7 @@ def _parent() -> subprocess.Popen[str]:
 def main() -> None:
     import aiohttp
     import redis.asyncio
+    from cluster_links import enter
 
     import holdfast.streaming.pool.redis
     import holdfast.streaming.reply_log.redis
@@ -91,6 +104,7 @@ def main() -> None:
             for stream in (1, 2):
                 os.dup2(log, stream)
             try:
+                enter(order["namespace"])
                 run_node(load(None, {}, order["settings"]))
             except BaseException as error:
                 os.write(2, f"{error!r}\n".encode())

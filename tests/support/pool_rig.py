@@ -95,6 +95,9 @@ class PoolLink:
     async def call(self, node: str, operations: Sequence[PoolOperation]) -> Sequence[PoolAnswer]:
         return await self._ask(lambda queue, now: queue.call(node, operations, now))
 
+    def call_at_once(self, node: str, operations: Sequence[PoolOperation]) -> None:
+        return None
+
     async def beat(self, node: str, beat: NodeBeat) -> PoolView:
         return await self._ask(lambda queue, now: queue.beat(node, beat, now))
 

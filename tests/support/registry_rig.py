@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from holdfast.fanout.registry.contract import DeviceConnection, NodeRecord, Registration, Registry
+from holdfast.fanout.registry.contract import DeviceConnection, Registration, Registry
 from holdfast.message import User
 
-RECORD = NodeRecord("1.0", ("gateway",), 0, "digest")
 DEVICES_MAX = 5
 
 

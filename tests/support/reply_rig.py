@@ -6,9 +6,10 @@ import asyncio
 import random
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import msgspec
+from msgspec import structs
 
 from holdfast.clock import Clock, Ids
 from holdfast.errors import RateLimited
@@ -176,7 +177,7 @@ class ReplyRig:
             f"rpl_{self.node}_{self.count}", ANNA, Payer("acme", "anna"), "plain", "chat", MODEL,
             {"messages": b"[]"},
         )  # fmt: skip
-        return replace(plain, **given)  # type: ignore[arg-type]
+        return structs.replace(plain, **given)
 
     async def start(self, **given: object) -> AttachedReply:
         return await self.parts.start(self.request(**given))

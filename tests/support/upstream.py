@@ -21,6 +21,7 @@ import argparse
 import asyncio
 import json
 import socket
+import ssl
 import struct
 import time
 from collections.abc import Awaitable, Callable, Sequence
@@ -184,11 +185,12 @@ class Upstream:
     open_answers: int = 0
     left: list[float] = field(default_factory=list)
     _changed: asyncio.Event = field(default_factory=asyncio.Event)
+    tls: ssl.SSLContext | None = None
 
     async def __aenter__(self) -> Self:
         self._tasks: set[asyncio.Task[None]] = set()
         self._server = await asyncio.start_server(
-            self._on_connection, "127.0.0.1", self.port, backlog=4096
+            self._on_connection, "127.0.0.1", self.port, backlog=4096, ssl=self.tls
         )
         self.port = self._server.sockets[0].getsockname()[1]
         return self
@@ -201,7 +203,7 @@ class Upstream:
 
     @property
     def base_url(self) -> str:
-        return f"http://127.0.0.1:{self.port}/v1"
+        return f"{'https' if self.tls else 'http'}://127.0.0.1:{self.port}/v1"
 
     async def until(self, condition: Callable[[Upstream], bool]) -> None:
         """Wait until it holds, at most 10 s; looked at when a request or an end

@@ -17,14 +17,15 @@ from holdfast.streaming.reader import GAP
 from holdfast.streaming.reply import EntryId, ReplyBegin, ReplyDelta, ReplyDone, ReplyEntry
 
 
-class Sink:
+class Writer:
     """A client's connection; what was written to it."""
 
     def __init__(self) -> None:
         self.is_writable = True
+        self.written_at = 0.0
         self.written: list[bytes] = []
 
-    def write(self, piece: bytes) -> None:
+    def write_piece(self, piece: bytes) -> None:
         self.written.append(piece)
 
 
@@ -34,7 +35,7 @@ class Reading:
     def __init__(self, renderer: ChatEvents | None = None) -> None:
         begin = ReplyBegin("acme", "user", "alice", "plain", "chat", "m", "n1", 0.0)
         self.live = LiveReply("r1", begin, 1)
-        self.sink = Sink()
+        self.writer = Writer()
         self.pieces = EventPieces(attach_live(self.live), renderer or ChatEvents(""))
         self.pulled: list[bytes] = []
         self.task = asyncio.create_task(self._pull())
@@ -42,9 +43,9 @@ class Reading:
     async def begin(self) -> None:
         self.say("first")
         await asyncio.sleep(0)
-        self.pieces.write_at_once(self.sink)
+        self.pieces.write_at_once(self.writer)
         await asyncio.sleep(0)
-        assert len(self.pulled) == 1 and not self.sink.written
+        assert len(self.pulled) == 1 and not self.writer.written
 
     async def _pull(self) -> None:
         async for piece in self.pieces:
@@ -59,7 +60,7 @@ async def test_piece_is_written_in_the_turn_of_its_token() -> None:
     await reading.begin()
     reading.say("a")
     reading.say("b", "c")
-    assert reading.sink.written == [b"data: a\n\n", b"data: b\n\ndata: c\n\n"]
+    assert reading.writer.written == [b"data: a\n\n", b"data: b\n\ndata: c\n\n"]
     reading.live.show_end(GAP)
     await reading.task
     assert len(reading.pulled) == 2, "the first token and the end"
@@ -69,13 +70,13 @@ async def test_client_that_does_not_read_gets_its_pieces_in_order_later() -> Non
     reading = Reading()
     await reading.begin()
     reading.say("a")
-    reading.sink.is_writable = False
+    reading.writer.is_writable = False
     reading.say("b")
-    reading.sink.is_writable = True
+    reading.writer.is_writable = True
     reading.say("c")  # its task has been woken and has not run yet
     await asyncio.sleep(0)
     reading.say("d")
-    assert reading.sink.written == [b"data: a\n\n", b"data: d\n\n"]
+    assert reading.writer.written == [b"data: a\n\n", b"data: d\n\n"]
     assert b"".join(reading.pulled[1:]) == b"data: b\n\ndata: c\n\n"
     await reading.pieces.aclose()
     reading.task.cancel()
@@ -88,7 +89,7 @@ async def test_large_batch_is_followed_by_what_is_left_of_it() -> None:
     reading.live.append([ReplyDone()])
     reading.live.show_end(GAP)
     await reading.task
-    shown = b"".join([*reading.sink.written, *reading.pulled[1:]])
+    shown = b"".join([*reading.writer.written, *reading.pulled[1:]])
     assert shown.split() == [
         word for n in range(YIELD_ENTRIES * 10) for word in (b"data:", b"%d" % n)
     ] + [b"data:", b"[DONE]"]
@@ -109,7 +110,7 @@ async def test_defect_of_rendering_fails_its_reader_and_not_the_reply() -> None:
     assert reading.live.readers == 0
     with pytest.raises(ValueError, match="a defect"):
         await reading.task
-    assert not reading.sink.written
+    assert not reading.writer.written
 
 
 async def test_reader_behind_dropped_entries_ends_with_a_gap() -> None:
@@ -117,4 +118,4 @@ async def test_reader_behind_dropped_entries_ends_with_a_gap() -> None:
     await reading.begin()
     reading.say(*["x" * (KEPT_BYTES_MAX // 4)] * 6)
     await reading.task
-    assert b'"gap"' in b"".join(reading.sink.written)
+    assert b'"gap"' in b"".join(reading.writer.written)

@@ -355,6 +355,7 @@ async def test_body_that_is_no_good_json_is_400(path: str, what: str) -> None:
         (CHAT, {"model": "none"}, 404, None, "model_not_found"),
         (RESPONSES, {"model": "none"}, 404, None, "model_not_found"),
         (CHAT, {"messages": []}, 400, "messages", "invalid_message"),
+        (CHAT, {"messages": [MESSAGES[0], None]}, 400, "messages", "invalid_message"),
         (CHAT, {"n": 2}, 400, "n", "invalid_message"),
         (CHAT, {"max_tokens": -1}, 400, "max_tokens", "invalid_message"),
         (CHAT, {"stream": "yes"}, 400, "stream", "invalid_message"),
@@ -386,6 +387,7 @@ async def test_bad_request_has_its_status_and_names_its_field(
     [
         ({"model": "none"}, 404),
         ({"messages": []}, 400),
+        ({"messages": [None]}, 400),
         ({"n": 2}, 400),
         ({"max_completion_tokens": 0}, 400),
         ({"max_tokens": 10**12}, 400),

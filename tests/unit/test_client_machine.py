@@ -774,6 +774,25 @@ def test_acks_of_a_broken_connection_are_sent_again_on_the_next() -> None:
     assert bench.acked() == [1]
 
 
+def test_acks_wait_until_the_resume_of_their_connection_is_answered() -> None:
+    """Before that the server has sent nothing here, and would refuse them."""
+    bench = Bench(at(0))
+    bench.resume()
+    bench.get(message(1))
+    bench.take()
+    bench.drop()
+    bench.actions.clear()
+    bench.now += 1
+    [resume] = bench.open()
+    assert isinstance(resume, Resume)
+    bench.pass_time(1)
+    assert bench.acked() == []
+    wake_at = bench.machine.wake_at()
+    assert wake_at is not None and wake_at > bench.now, "nothing to do until the answer"
+    bench.get(Resumed([], [], []), resume.request_id)
+    assert bench.acked() == [1]
+
+
 # The buffer
 
 

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import functools
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Any
 
 import asyncpg
@@ -10,6 +13,8 @@ import pytest
 
 from holdfast.drivers.postgres import refuse_shared_sessions
 from holdfast.errors import BadSetting
+from holdfast.store.postgres import errors as chat_errors
+from holdfast.work.postgres import errors as work_errors
 
 
 class Connection:
@@ -76,3 +81,14 @@ def test_connections_that_share_processes_are_refused(
 ) -> None:
     with pytest.raises(BadSetting, match="transaction mode"):
         check(Connection(1, *first), Connection(2, *second), monkeypatch)
+
+
+@pytest.mark.parametrize(
+    "reaching", [work_errors.reaching, functools.partial(chat_errors.reaching, at_start=True)]
+)
+def test_error_about_a_url_shows_no_part_of_its_password(
+    reaching: Callable[[], AbstractContextManager[None]],
+) -> None:
+    with pytest.raises(BadSetting, match="no address of PostgreSQL") as refused, reaching():
+        int("S3CRET")  # as the driver does with what it takes for the port
+    assert "S3CRET" not in str(refused.value) and refused.value.__suppress_context__

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 
 import pytest
@@ -14,7 +14,12 @@ from holdfast import telemetry
 from holdfast.errors import Unauthorized, Unavailable, UnreadableEvent
 from holdfast.eventlog.contract import START, LogLost, Position
 from holdfast.eventlog.memory import MemoryEventLog
-from holdfast.fanout.dead_letters import DeadLetter, DeadLetterSettings, RecentDeadLetters
+from holdfast.fanout.dead_letters import (
+    DeadLetter,
+    DeadLetterSettings,
+    RecentDeadLetters,
+    overview,
+)
 from holdfast.fanout.feed import FeedDeps, LogFeed
 from holdfast.fanout.members import Members
 from holdfast.message import AllEpochsRaised, Draft, LogEntry, Member, Message
@@ -136,6 +141,43 @@ async def test_undecodable_entry_becomes_a_dead_letter_and_reading_continues() -
         assert (letter.offset, letter.reason, letter.data) == (3, "undecodable", b"\xff")
 
 
+async def test_text_of_a_message_that_could_be_decoded_is_not_kept() -> None:
+    async with running() as bench:
+        bench.receiver.trips_over = CHAT
+        await bench.send("a")
+        await asyncio.sleep(0.01)
+        (letter,) = await bench.letters.read(10)
+        assert (letter.reason, letter.tenant, letter.chat_id) == ("defect", "default", CHAT)
+        assert b'"message_id":"msg_a"' in letter.data and b'"content":""' in letter.data
+
+
+class UnreadableLetters(RecentDeadLetters):
+    def __init__(self, hangs: bool) -> None:
+        super().__init__()
+        self._hangs = hangs
+
+    async def counts(self) -> Mapping[str, int]:
+        if self._hangs:
+            await asyncio.sleep(60)
+        raise Unavailable("the store is down")
+
+
+@pytest.mark.parametrize("hangs", [True, False])
+async def test_overview_for_a_status_does_not_fail_with_the_store(hangs: bool) -> None:
+    before = asyncio.get_running_loop().time()
+    assert await overview(UnreadableLetters(hangs)) == ({}, ())
+    assert asyncio.get_running_loop().time() - before <= 1
+
+
+async def test_overview_counts_all_letters_and_shows_the_newest() -> None:
+    letters = RecentDeadLetters()
+    for offset in range(30):
+        await letters.put(DeadLetter(0, offset, "undecodable", "", b"", "2026-01-01T00:00:00Z"))
+    counts, newest = await overview(letters)
+    assert counts == {"undecodable": 30}
+    assert [letter.offset for letter in newest] == list(range(29, 19, -1))
+
+
 async def test_event_that_does_not_say_what_it_changes_becomes_a_dead_letter() -> None:
     async with running() as bench:
         bench.receiver.unreadable = CHAT
@@ -184,11 +226,12 @@ async def test_lost_log_is_read_on_at_its_end_after_the_gateway_was_notified() -
 async def test_raise_of_all_epochs_counts_as_a_loss_once() -> None:
     """Every shard has the entry."""
     async with running() as bench:
-        began = bench.receiver.losses
+        began, raised = bench.receiver.losses, metric("epochs_raised_total")
         for offset, base in ((2, 7), (3, 7), (4, 9)):
             bench.log.committed([LogEntry(0, offset, "", "", base, AllEpochsRaised(base))])
             await asyncio.sleep(0.01)
         assert bench.receiver.losses == began + 2
+        assert metric("epochs_raised_total") == raised + 2
         assert bench.receiver.tries == [1], "an entry that is known is delivered to nobody"
         assert bench.feed.position == Position((4,))
 

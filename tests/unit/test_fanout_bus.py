@@ -16,6 +16,7 @@ from scripted_durability import ANNA, BELA, CHAT, create_chat
 from holdfast import telemetry
 from holdfast.fanout.bus.batches import WAITING_MAX, BusInbox, BusOutbox
 from holdfast.fanout.bus.contract import (
+    ChatsInDoubt,
     DeviceDisplaced,
     KeysChanged,
     Notification,
@@ -198,6 +199,7 @@ KINDS: list[Notification] = [
     DeviceDisplaced("east", ("c1", "c2")),
     RevocationsChanged(),
     KeysChanged(),
+    ChatsInDoubt(("chat_1", "chat_2")),
 ]
 
 

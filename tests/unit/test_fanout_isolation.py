@@ -287,7 +287,7 @@ async def test_every_tier_1_metric_meets_its_alert_when_it_must_and_not_before()
         f"durability_{what}_total"
         for what in ("counter_corruption", "duplicate_sequence", "rollbacks_proven")
     ]
-    assert tier_1 == [*alerts, "dependency_up"]
+    assert tier_1 == [*alerts, "epochs_raised_total", "chats_halted", "dependency_up"]
 
     def counted() -> list[float]:
         return [metric(name) for name in alerts]

@@ -166,6 +166,27 @@ async def test_reader_goes_on_with_a_loss_where_a_failing_store_stopped_it() -> 
     assert made == ["chat_a/3", "chat_b/2", "chat_quiet/2", "chat_a/4"]
 
 
+async def test_messages_whose_jobs_could_not_be_stored_are_made_up_for_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    rig, reader, position = await rig_with_a_past()
+    had = await rig.made()
+    await rig.send("chat_a", "1")
+    await rig.send("chat_b", "1")
+    rig.log.base = 7
+
+    async def fail(*asked: Any) -> list[int]:
+        raise Unavailable("injected")
+
+    with monkeypatch.context() as outage:
+        outage.setattr(rig.jobs, "enqueue", fail)
+        for _ in range(3):
+            with pytest.raises(Unavailable):
+                await reader.advance(position)
+    await caught_up(reader, position)
+    assert (await rig.made())[len(had) :] == ["chat_a/3", "chat_b/2"]
+
+
 async def test_reader_killed_while_it_makes_up_for_a_loss_begins_it_again() -> None:
     rig, reader, position = await rig_with_a_past()
     for chat in ("chat_a", "chat_b"):

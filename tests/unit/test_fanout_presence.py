@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 
 import pytest
-from registry_rig import RECORD, connect
+from registry_rig import connect
 from scripted_durability import ANNA, BELA, CLEO
 
 from holdfast.fanout.bus.contract import DeviceDisplaced, Notification
@@ -52,7 +52,6 @@ class Gateway:
             self.ephemeral,
             self.bus,
             LoopClock(),
-            lambda: RECORD,
             devices_max=3,
         )
         self.closed: list[str] = []
@@ -90,6 +89,24 @@ async def two_gateways() -> AsyncIterator[tuple[Gateway, Gateway, MemoryRegistry
 
 async def settle() -> None:
     await asyncio.sleep(0.1)
+
+
+async def test_connection_registered_late_does_not_displace_a_newer_one_elsewhere() -> None:
+    """Its gateway did not reach the registry when it opened, nor notice that its client
+    went to another one.
+    """
+    async with two_gateways() as (east, west, registry):
+        await settle()
+        east.plan.odds = {"*": Odds(fail=1.0)}
+        east.open(ANNA, "old")
+        await asyncio.sleep(2.0)
+        west.open(ANNA, "new")
+        await settle()
+        east.plan.heal()
+        await asyncio.sleep(RENEW_SECONDS)
+        assert (east.closed, west.closed) == (["old"], [])
+        assert await registry.gateways_of([ANNA]) == {"west": {ANNA}}
+        west.reporter.on_disconnected("new")
 
 
 async def test_first_and_last_connection_anywhere_decide_who_is_online() -> None:

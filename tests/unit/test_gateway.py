@@ -512,6 +512,8 @@ async def test_a_store_that_cannot_be_read_closes_a_newcomer_with_a_delay() -> N
         await settle()
         assert types_of(socket.take()) == ["error", "connection_closing"]
         assert socket.closed == (4007, "upstream_failure")
+        socket.connection.connection_lost()
+        assert parts.presence.events == [], "it displaces no connection that works"
 
 
 @pytest.mark.parametrize("drained", [False, True])

@@ -354,3 +354,22 @@ async def test_who_is_offline_syncs_later() -> None:
         await settle()
         (page,) = (frame for frame in bob.take() if frame["type"] == "sync_response")
         assert [each["sequence"] for each in page["payload"]["messages"]] == [1]
+
+
+@pytest.mark.parametrize("named", [True, False], ids=["its chat is known", "nothing is known"])
+async def test_chat_in_doubt_is_compared_with_the_store_at_once(named: bool) -> None:
+    async with bench() as parts:
+        chat_id, quiet = await parts.chat("alice", "bob"), await parts.chat("alice", "bob")
+        bob = await live(parts, "bob")
+        await parts.store.append([draft(quiet, "alice", "c0"), draft(chat_id, "alice", "c1")])
+        parts.gateway.deliver(entries(quiet, 1))  # nobody delivers the other
+        assert pushed(bob) == [1]
+        joined = await parts.chat("alice", "bob")  # nor this
+        await soon()
+        assert bob.take() == []
+        parts.gateway.roster_sync.compare_chats([chat_id] if named else [])
+        await soon()
+        assert sorted(resyncs(bob)) == sorted([chat_id, joined])
+        assert is_in(parts, bob, joined) and is_in(parts, bob, quiet)
+        parts.gateway.deliver(entries(quiet, 2))
+        assert pushed(bob) == [2], "a chat of which nothing is missing stays live"

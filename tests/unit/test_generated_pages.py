@@ -24,7 +24,7 @@ def test_the_page_is_current(name: str, monkeypatch: pytest.MonkeyPatch) -> None
         "COLUMNS",
     ):
         monkeypatch.delenv(variable, raising=False)
-    assert (DOCS / "reference" / name).read_text() == generate.PAGES[name](), "run `make docs`"
+    assert (DOCS.parent / name).read_text() == generate.PAGES[name](), "run `make docs`"
 
 
 def test_the_settings_page_names_types_as_a_file_has_them() -> None:
@@ -40,10 +40,10 @@ def test_the_reference_holds_every_command() -> None:
         assert f"\n## holdfast {' '.join(words)}".rstrip() in text
 
 
-@pytest.mark.parametrize("name", generate.PAGES)
+@pytest.mark.parametrize("name", [name for name in generate.PAGES if name.endswith(".md")])
 def test_prose_of_a_page_is_at_most_88_columns_wide(name: str) -> None:
     in_code = False
-    for line in (DOCS / "reference" / name).read_text().splitlines():
+    for line in (DOCS.parent / name).read_text().splitlines():
         in_code ^= line.startswith("```")
         assert in_code or line.startswith("|") or len(line) <= 88, line
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
+from holdfast import telemetry
 from holdfast.clock import ManualClock
 from holdfast.errors import InternalError, RateLimited
 from holdfast.ingest.admission import AdmissionControl
@@ -62,7 +63,7 @@ ONE_PER_USER = Rule("*", "send:user", "fixed_window", 1, 60.0)
 
 async def test_refused_send_is_answered_and_does_not_reach_the_intake() -> None:
     intake = Intake()
-    admission = AdmissionControl(intake, entry_points(ONE_PER_USER))
+    admission = AdmissionControl(intake, entry_points(ONE_PER_USER), ManualClock())
     answered = await send(admission, ("ann", "a1"), ("ann", "a2"), ("bob", "b1"))
     assert intake.admitted == ["a1", "b1"]
     assert answered == [("a2", RateLimited)]
@@ -71,7 +72,7 @@ async def test_refused_send_is_answered_and_does_not_reach_the_intake() -> None:
 async def test_admitted_sends_keep_their_order_across_senders() -> None:
     intake = Intake()
     admission = AdmissionControl(
-        intake, entry_points(Rule("*", "send:user", "fixed_window", 9, 60))
+        intake, entry_points(Rule("*", "send:user", "fixed_window", 9, 60)), ManualClock()
     )
     sends = [("ann", "1"), ("bob", "2"), ("ann", "3"), ("ann", "4"), ("bob", "5")]
     assert await send(admission, *sends) == []
@@ -80,7 +81,7 @@ async def test_admitted_sends_keep_their_order_across_senders() -> None:
 
 async def test_defect_for_one_send_leaves_the_others_their_answers() -> None:
     intake = Intake(broken="bob")
-    admission = AdmissionControl(intake, entry_points(ONE_PER_USER))
+    admission = AdmissionControl(intake, entry_points(ONE_PER_USER), ManualClock())
     answered = await send(admission, ("bob", "b1"), ("ann", "a1"), ("ann", "a2"))
     assert intake.admitted == ["a1"]
     assert answered == [("a2", RateLimited)]
@@ -98,7 +99,23 @@ class BrokenLimits(EntryPoints):
 async def test_defect_of_limits_refuses_only_the_sender_it_concerns() -> None:
     intake, clock = Intake(), ManualClock()
     limiter = Limiter(MemoryCounters(clock), clock, rules=RuleSet.of([ONE_PER_USER]))
-    admission = AdmissionControl(intake, BrokenLimits(limiter))
+    admission = AdmissionControl(intake, BrokenLimits(limiter), ManualClock())
+    before = metric("ingest_sends_turned_away_total", reason="defect")
     answered = await send(admission, ("bob", "b1"), ("ann", "a1"))
     assert intake.admitted == ["a1"]
     assert answered == [("b1", InternalError)]
+    assert metric("ingest_sends_turned_away_total", reason="defect") - before == 1
+
+
+async def test_send_above_a_limit_is_its_senders_own_mistake_and_admission_is_timed() -> None:
+    intake, clock = Intake(), ManualClock()
+    admission = AdmissionControl(intake, entry_points(ONE_PER_USER), clock)
+    refused = metric("ingest_sends_total", answer="refused")
+    steps = metric("message_step_seconds_count", step="admit")
+    await send(admission, ("ann", "a1"), ("ann", "a2"))
+    assert metric("ingest_sends_total", answer="refused") - refused == 1
+    assert metric("message_step_seconds_count", step="admit") - steps == 1
+
+
+def metric(name: str, **labels: str) -> float:
+    return telemetry.REGISTRY.get_sample_value(f"holdfast_{name}", labels) or 0.0

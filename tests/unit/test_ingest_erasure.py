@@ -4,6 +4,7 @@ anywhere and asked for again.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from typing import Any
 
@@ -207,3 +208,27 @@ async def test_what_was_erased_counts_as_redacted_by_a_recorded_act() -> None:
         await note_store(recorder, rest.store, rest.store, {chat: ["bob", "alice"]})
         assert list(recorder.history().chats[chat].redacted) == [1, 2, 3]
         assert acked_is_stored(recorder.history()).ok
+
+
+class Waiting(MemoryStore):
+    """Its search for texts waits until the test lets it go on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.asked, self.go_on = asyncio.Event(), asyncio.Event()
+
+    async def texts_of(self, *given: Any) -> Any:
+        self.asked.set()
+        await self.go_on.wait()
+        return await super().texts_of(*given)
+
+
+async def test_one_request_at_a_time_erases_a_person() -> None:
+    store = Waiting()
+    async with serving(store=store) as rest:
+        first = asyncio.create_task(erase(rest))
+        await store.asked.wait()
+        busy = await rest.ask("POST", "/admin/erase", rest.admin_key(), BODY)
+        assert error_of(busy) == (503, "SERVER_BUSY")
+        store.go_on.set()
+        assert (await first)["done"] and (await erase(rest))["done"], "each lets it go"

@@ -11,6 +11,7 @@ def test_labels_are_closed_sets() -> None:
     allowed = {
         "reason",
         "outcome",
+        "answer",
         "dependency",
         "state",
         "ended",

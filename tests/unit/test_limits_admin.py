@@ -252,7 +252,7 @@ class LimitedSends:
     def __init__(self, *rules: Rule) -> None:
         self.admitted: list[str] = []
         self.refused: list[str] = []
-        self.admission = AdmissionControl(self, entry_points(*rules))
+        self.admission = AdmissionControl(self, entry_points(*rules), ManualClock())
 
     def submit(self, body: Any, sender: User, source: str, deadline: float, answer: Any) -> None:
         self.admitted.append(source)

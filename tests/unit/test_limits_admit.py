@@ -120,7 +120,7 @@ class Taken:
 async def send_all(points: EntryPoints, senders: list[str]) -> tuple[list[str], list[Outcome]]:
     """Sends of one turn: who was let in, and what the others were refused."""
     taken, refused = Taken(), list[Outcome]()
-    sends = AdmissionControl(taken, points)
+    sends = AdmissionControl(taken, points, ManualClock())
     for name in senders:
         sends.submit(
             SendBody("m", "chat", "hello"), User("acme", name), "socket", 1.0, refused.append

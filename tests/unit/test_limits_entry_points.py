@@ -104,7 +104,9 @@ async def test_send_never_waits_for_limits_in_any_state_of_the_counters(mood: st
     counters.mood = mood
     rule = Rule("*", "send:user", "token_bucket", 1000, 60.0)
     sends = AdmissionControl(
-        taken, EntryPoints(Limiter(counters, virtual_loop.LoopClock(), rules=RuleSet.of([rule])))
+        taken,
+        EntryPoints(Limiter(counters, virtual_loop.LoopClock(), rules=RuleSet.of([rule]))),
+        virtual_loop.LoopClock(),
     )
     asked = []
     for _ in range(100):

@@ -15,10 +15,14 @@ from holdfast.settings import Settings, differences, load
 @pytest.mark.parametrize(
     ("path", "value", "shown"),
     [
-        ("work.url", "postgresql://ann:S3CRET@db:5432/x", "postgresql://[secret]@db:5432/x"),
+        (
+            "work.url",
+            "postgresql://ann:S3CRET@db:5432/x?sslmode=require",
+            "postgresql://[secret]@db:5432/x?sslmode=require",
+        ),
         ("work.url", "postgresql://db/x?user=ann&password=S3CRET&sslmode=require", None),
-        ("limits.counters_url", "redis://:S3CRET@cache/0", "redis://[secret]@cache/0"),
-        ("limits.counters_url", "redis://:S3CR@ET@cache/0", "redis://[secret]@cache/0"),
+        ("limits.counters_url", "rediss://:S3CRET@cache/0", "rediss://[secret]@cache/0"),
+        ("limits.counters_url", "rediss://:S3CR@ET@cache/0", "rediss://[secret]@cache/0"),
     ],
 )
 def test_the_password_of_an_engine_is_never_shown(path: str, value: str, shown: str | None) -> None:

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
 
 from holdfast.access.revocations.contract import Revocation
 from holdfast.clock import SystemClock
-from holdfast.fanout.bus.contract import KeysChanged, Notification, RevocationsChanged
+from holdfast.fanout.bus.contract import (
+    ChatsInDoubt,
+    KeysChanged,
+    Notification,
+    RevocationsChanged,
+)
 from holdfast.limits.composition import open_limits
 from holdfast.node.engines import open_engines
 from holdfast.node.node import Node
@@ -32,8 +38,8 @@ class RecordingBus:
     async def run(self) -> None: ...
 
 
-@pytest.mark.real_time
-async def test_changed_keys_and_revocations_wake_nodes(tmp_path: Path) -> None:
+@asynccontextmanager
+async def node_on(tmp_path: Path) -> AsyncIterator[tuple[Node, RecordingBus]]:
     settings, clock, bus = Settings(), SystemClock(), RecordingBus()
     async with (
         open_engines(settings, tmp_path, clock) as opened,
@@ -50,7 +56,12 @@ async def test_changed_keys_and_revocations_wake_nodes(tmp_path: Path) -> None:
             clock,
         )
         credentials = await engines.credentials.load()
-        node = Node(settings, engines, limits, work.parts, credentials, clock)
+        yield Node(settings, engines, limits, work.parts, credentials, clock), bus
+
+
+@pytest.mark.real_time
+async def test_changed_keys_and_revocations_wake_nodes(tmp_path: Path) -> None:
+    async with node_on(tmp_path) as (node, bus):
         await node.keys.issue("tenant", "backend", "now", tenant="acme")
         assert bus.published == [KeysChanged()]
         await node.revocations.add(Revocation("ban", "acme", "alice", "", 0, "now", None))
@@ -60,3 +71,22 @@ async def test_changed_keys_and_revocations_wake_nodes(tmp_path: Path) -> None:
         assert node.keys._woken.is_set() and not node.revocations._woken.is_set()
         bus.receive(RevocationsChanged())
         assert node.revocations._woken.is_set()
+
+
+@pytest.mark.real_time
+async def test_chats_in_doubt_are_compared_here_and_on_other_nodes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with node_on(tmp_path) as (node, bus):
+        compared: list[Sequence[str]] = []
+        monkeypatch.setattr(node.gateway.roster_sync, "compare_chats", compared.append)
+        node._compare_chats(["chat_1"])
+        assert bus.published == [ChatsInDoubt(("chat_1",))]
+        bus.receive(ChatsInDoubt(("chat_2",)))
+        assert compared == [["chat_1"], ("chat_2",)]
+        many = [f"chat_{n}" for n in range(101)]
+        node._compare_chats(many)
+        node._compare_chats([])
+        sent = [each.chat_ids for each in bus.published[1:] if isinstance(each, ChatsInDoubt)]
+        assert [len(chat_ids) for chat_ids in sent] == [50, 50, 1, 0]
+        assert [chat_id for chat_ids in sent for chat_id in chat_ids] == many

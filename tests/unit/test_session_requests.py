@@ -5,7 +5,15 @@ from __future__ import annotations
 import pytest
 from session_driver import Talk, acked, page, run, send, sync
 
-from holdfast.errors import ChatHalted, InvalidMessage, OutcomeUnknown, ServerBusy, Unauthorized
+from holdfast.errors import (
+    ChatHalted,
+    HoldfastError,
+    InvalidMessage,
+    OutcomeUnknown,
+    ServerBusy,
+    Unauthorized,
+    Unavailable,
+)
 from holdfast.message import Cursor, Page, ResumeRead
 from holdfast.session.effects import Close, Effect, Fetch, FetchResume, IsTyping, Submit, Verify
 from holdfast.session.settings import BackpressureSettings, InboundSettings, SessionSettings
@@ -203,6 +211,19 @@ def test_the_answer_to_a_heartbeat_is_never_refused() -> None:
     talk.receive(HeartbeatAck())
     talk.wait(29)
     assert talk.closing is None
+
+
+@pytest.mark.parametrize(
+    ("error", "code"), [(Unavailable, "SERVICE_UNAVAILABLE"), (ServerBusy, "SERVER_BUSY")]
+)
+def test_send_that_must_wait_is_told_how_long(error: type[HoldfastError], code: str) -> None:
+    talk = Talk()
+    talk.receive(send("one"))
+    refusal = error("not now", retry_after_seconds=7.5)
+    talk.do(talk.session.on_send_result(talk.last(Submit).token, refusal, talk.now))
+    (frame,) = talk.take()
+    assert isinstance(frame.payload, Error)
+    assert (frame.payload.code, frame.payload.retry_after_seconds) == (code, 7.5)
 
 
 def hold(talk: Talk, count: int) -> None:

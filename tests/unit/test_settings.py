@@ -367,7 +367,7 @@ def test_settings_that_break_each_other_are_refused(
 
 
 def test_redis_of_the_cluster_is_everywhere_unless_a_part_has_its_own() -> None:
-    ours, own = "redis://a:1/0", "redis://b:1/0"
+    ours, own = "redis://localhost:1/0", "rediss://b:1/0"
     shared = load(None, {}, {"cluster.redis": ours})
     assert (shared.limits.counters_url, shared.streaming.replies_url) == (ours, ours)
     apart = {"limits.counters_url": "memory:", "streaming.replies_url": own}
@@ -376,15 +376,69 @@ def test_redis_of_the_cluster_is_everywhere_unless_a_part_has_its_own() -> None:
 
 
 SECRET = {"access.tokens.secret_file": "/etc/holdfast/tokens"}
+CLUSTER = {"cluster.postgres": "postgresql:///x", **SECRET}
 
 
 def test_postgres_of_the_cluster_is_everywhere_unless_a_part_has_its_own() -> None:
     ours = "postgresql://127.0.0.1/holdfast"
     shared = load(None, {}, {"cluster.postgres": ours, **SECRET})
     assert (shared.limits.rules_url, shared.work.url) == (ours, ours)
-    apart = {"limits.rules_url": "sqlite:", "work.url": "sqlite:"}
+    own = "postgresql://127.0.0.2/holdfast?sslmode=disable"
+    apart = {"limits.rules_url": own, "work.url": own}
     settings = load(None, {}, {"cluster.postgres": ours, **SECRET, **apart})
-    assert (settings.limits.rules_url, settings.work.url) == ("sqlite:", "sqlite:")
+    assert (settings.limits.rules_url, settings.work.url) == (own, own)
+
+
+@pytest.mark.parametrize("name", ["work.url", "limits.rules_url"])
+def test_cluster_whose_jobs_or_rules_are_a_file_of_one_node_is_refused(name: str) -> None:
+    with pytest.raises(BadSetting, match=f"{name} is a file of one node.*leave {name} out"):
+        load(None, {}, {"cluster.postgres": "postgresql:///x", **SECRET, name: "sqlite:"})
+    load(None, {}, {name: "sqlite:"})
+
+
+@pytest.mark.parametrize(
+    ("roles", "said"),
+    [
+        ("", "roles names none: the roles are gateway"),
+        ("gateway,ingest,relay", "the role relay comes with Kafka"),
+        ("fanout", "the role fanout comes with Kafka"),
+        ("cook", "there is no role cook"),
+        ("work,work", "the role work is named twice"),
+        ("gateway,admin", "the role gateway needs ingest"),
+    ],
+)
+def test_roles_that_a_node_cannot_have_are_refused(roles: str, said: str) -> None:
+    with pytest.raises(BadSetting, match=said):
+        load(None, {"HOLDFAST_SERVER__ROLES": roles}, CLUSTER)
+
+
+def test_roles_are_for_nodes_of_a_cluster() -> None:
+    assert load(None, {}, {**CLUSTER, "server.roles": "work"}).server.roles == ("work",)
+    with pytest.raises(BadSetting, match="a node that is alone has every role"):
+        load(None, {}, {"server.roles": "work"})
+
+
+@pytest.mark.parametrize("name", ["cluster.redis", "limits.counters_url", "streaming.replies_url"])
+@pytest.mark.parametrize(
+    "url", ["redis://:S3CRET@cache/0", "redis+sentinel://:S3CRET@127.0.0.1:1,cache/service"]
+)
+def test_redis_on_another_machine_is_encrypted_or_the_url_says_that_it_is_not(
+    name: str, url: str
+) -> None:
+    with pytest.raises(BadSetting, match="in clear text: use rediss://") as refused:
+        load(None, {}, {name: url})
+    assert "S3CRET" not in str(refused.value)
+    load(None, {}, {name: f"{url}?sslmode=disable"})
+    load(None, {}, {name: url.replace("redis", "rediss", 1)})
+    with pytest.raises(BadSetting, match="can only be disable"):
+        load(None, {}, {name: f"{url}?sslmode=prefer"})
+
+
+@pytest.mark.parametrize("name", ["limits.rules_url", "work.url"])
+def test_every_postgres_on_another_machine_says_how_it_is_encrypted(name: str) -> None:
+    with pytest.raises(BadSetting, match=r"another machine \(db\)"):
+        load(None, {}, {name: "postgresql://db/x"})
+    load(None, {}, {name: "postgresql://db/x?sslmode=verify-full"})
 
 
 @pytest.mark.parametrize(
@@ -395,6 +449,8 @@ def test_postgres_of_the_cluster_is_everywhere_unless_a_part_has_its_own() -> No
         ("postgresql://ann:S3CRET@127.0.0.1,db2:5433/x", r"another machine \(db2\)"),
         ("postgresql:///x?host=db3&password=S3CRET", r"another machine \(db3\)"),
         ("postgresql://[2001:db8::1]:5432/x", r"another machine \(2001:db8::1\)"),
+        ("postgresql://:S3CRET#more@localhost/x", "are written as %XX"),
+        ("postgresql://[::1]:S3CRET/x", "are written as %XX"),
     ],
 )
 def test_bad_url_of_the_cluster_is_refused_without_its_password(url: str, said: str) -> None:

@@ -41,6 +41,8 @@ from holdfast.resilience import BreakerState
 from holdfast.session.effects import SessionEvent
 from holdfast.settings import paths
 from holdfast.store.sqlite.database import CHATS
+from holdfast.telemetry.alert import rules
+from holdfast.telemetry.alerts import ALERTS
 from holdfast.verify import history
 from holdfast.wire.close_codes import CloseReason
 from holdfast.wire.frames import CLIENT_FRAMES, PROTOCOL_VERSION, SERVER_PAYLOADS, SUBPROTOCOL
@@ -66,7 +68,7 @@ def closings() -> Iterator[str]:
     for closing in CloseReason:
         yield (
             f"{closing.code} {closing.reason} reconnect={closing.reconnect_allowed}"
-            f" spread={closing.spread}"
+            f" spread={closing.spread} forces_resync={closing.forces_resync}"
         )
 
 
@@ -88,6 +90,11 @@ def enums() -> Iterator[str]:
 def metrics() -> Iterator[str]:
     for metric in set(telemetry.REGISTRY._names_to_collectors.values()):
         yield f"{metric._name} {metric._type} {' '.join(metric._labelnames)}".rstrip()  # type: ignore[attr-defined]
+
+
+def alerts() -> Iterator[str]:
+    for rule in rules(ALERTS):
+        yield f"{rule.alert.name} {rule.severity}"
 
 
 def label_values() -> Iterator[str]:
@@ -220,6 +227,7 @@ SECTIONS = {
     "frames": frames,
     "enums": enums,
     "metrics": metrics,
+    "alerts": alerts,
     "values of labels": label_values,
     "endpoints": endpoints,
     "shapes": shapes,

@@ -534,3 +534,27 @@ async def test_defect_of_the_pool_is_logged_and_does_not_end_the_node() -> None:
         await place.decided()
         link.is_broken = False
         assert await is_granted(place, 3)
+
+
+async def test_pool_in_this_process_answers_in_the_same_turn() -> None:
+    clock = LoopClock()
+    pool = MemoryPool(SIZES, BOUNDS, clock)
+    leases = NodeLeases("a", pool, SIZES, clock)
+    early = leases.ask(request("r0"))
+    assert early.state == "asked", "nothing is sent before the node's first heartbeat"
+    async with leases.running():
+        await early.granted()
+        assert leases.ask(request("r1")).state == "leased"
+        assert leases.ask(request("r2")).state == "leased"
+        third, fourth = leases.ask(request("r3")), leases.ask(request("r4"))
+        assert (third.state, third.position) == ("waiting", 1)
+        assert (fourth.state, fourth.position) == ("waiting", 2)
+        leases.release("r1")
+        assert third.is_confirming, "the grant came within the call of the release"
+        await third.granted()
+        leases.release("r2")
+        leases.release("r4")  # while its grant is being confirmed
+        assert leases.ask(request("r5")).state == "asked", "what waits to be sent goes first"
+        await asyncio.sleep(1.1)
+        assert leases.status().active["default"] == 3
+        assert leases.status().depth["default"] == 0

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 
 from holdfast.errors import OutcomeUnknown, Unavailable
-from holdfast.streaming.usage_store.buffer import UsageBuffer
+from holdfast.streaming.usage_store.buffer import COMMIT_SECONDS, UsageBuffer
 from holdfast.streaming.usage_store.contract import RunUsage, UsageKey, UsageQuery, UsageRow
 from holdfast.streaming.usage_store.memory import MemoryUsage
 
@@ -20,10 +20,12 @@ class FaultyUsage(MemoryUsage):
         self.before: Exception | None = None
         self.after: Exception | None = None
         self.noted: list[int] = []
+        self.commits = 0
 
     async def count(self, ended: Sequence[RunUsage]) -> None:
         if self.before is not None:
             raise self.before
+        self.commits += 1
         await super().count(ended)
         if self.after is not None:
             raise self.after
@@ -55,6 +57,23 @@ async def test_end_counts_at_once() -> None:
         buffer.count(run("a"))
         await asyncio.sleep(0.001)
         assert await store.row() == UsageRow(KEY, 1, 2, 1, 0)
+
+
+async def test_ends_that_come_together_share_a_commit() -> None:
+    store, loop = FaultyUsage(), asyncio.get_running_loop()
+    buffer = UsageBuffer(store, list)
+    async with running(buffer):
+        seconds = []
+        for number in range(10):
+            began = loop.time()
+            buffer.count(run(f"r{number}"))
+            waiting = asyncio.ensure_future(buffer.stored(1.0))
+            waiting.add_done_callback(lambda _, began=began: seconds.append(loop.time() - began))
+            await asyncio.sleep(0.01)
+        await asyncio.sleep(COMMIT_SECONDS)
+    assert seconds[0] == 0, "the first one does not wait"
+    assert len(seconds) == 10 and max(seconds) <= COMMIT_SECONDS + 1e-9
+    assert store.commits == 5  # 10 ends in 100 ms, one commit in 25
 
 
 async def test_running_runs_are_noted_every_second_also_between_ends() -> None:

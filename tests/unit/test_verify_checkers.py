@@ -16,6 +16,7 @@ from holdfast.verify.history import (
     Closed,
     ClosingSeen,
     CommitSeen,
+    CommitsLost,
     CursorMoved,
     EffectSeen,
     Enqueued,
@@ -434,6 +435,40 @@ def test_every_checker_has_been_seen_red() -> None:
     assert set().union(*(expected for expected, _ in BROKEN.values())) == set(CHECKERS)
 
 
+def lost_by_the_engine(at: float = 11, lost: str = "msg_3", **changes: Any) -> History:
+    """A failover lost message 3, which was acked, pushed and read, and the member who
+    had been added before it. The next one has its number, in another epoch.
+    """
+    other = Sighting(3, "msg_x", "ann", "key-x", "digest-x")
+    sent = Invoke(
+        at=13, op=20, client="A", verb="send", chat_id="c", key="key-x", digest="digest-x"
+    )
+    cursor = {"c": Cursor(1, 3)}
+    reset = replace(page(0, 1, 2, head=2, epoch=9, reset=True), after=Cursor(1, 3))
+    extra: dict[str, HistoryEvent | dict[str, Any]] = {
+        "cid": ClientSeen(client="C", tenant="t", user_id="cid", device_id="c"),
+        "c_opens": Opened(at=3.3, client="C", connection="c1"),
+        "c_resume": Invoke(at=3.3, op=21, client="C", verb="resume", cursors={"c": Cursor(1, 2)}),
+        "c_resumed": Ok(at=3.4, op=21, pages=[page(2, 3, head=3)]),
+        "c_typing": EphemeralSeen(at=3.5, client="C", chat_id="c", kind="typing"),
+        "push_3": Pushed(at=3.3, client="B", connection="b1", chat_id="c", message=message(3)),
+        "lost": CommitsLost(at=at, chat_id="c", kept=2, message_ids=[lost]),
+        "again": Opened(at=12, client="B", connection="b2"),
+        "new_resume": Invoke(at=12, op=22, client="B", verb="resume", cursors=cursor),
+        "new_resumed": Ok(at=12.1, op=22, pages=[reset]),
+        "late_push": Pushed(  # it waited in another lane than the page
+            at=12.2, client="B", connection="b2", chat_id="c", message=message(3)
+        ),
+        "new_send": sent,
+        "new_commit": CommitSeen(at=13.1, chat_id="c", sequence=3),
+        "new_ack": Ok(at=13.2, op=20, acked=Sighting(3, "msg_x")),
+        "new_push": Pushed(at=13.3, client="B", connection="b2", chat_id="c", message=other),
+        "chat": {"messages": [message(1), message(2), other], "epoch": 9, "keys": None},
+        "held": {"at": 14, "epoch": 9, "messages": [(1, "msg_1"), (2, "msg_2"), (3, "msg_x")]},
+    }
+    return broken(**(extra | changes))
+
+
 EXCUSED: dict[str, History] = {
     "redaction is a recorded act": broken(
         chat={"messages": [message(1), message(2), replace(message(3), digest="")], "redacted": [3]}
@@ -442,6 +477,7 @@ EXCUSED: dict[str, History] = {
         chat={"messages": [message(2), message(3)], "first_sequence": 2, "keys": None},
         held={"messages": [(2, "msg_2"), (3, "msg_3")]},
     ),
+    "no server keeps what its engine lost": lost_by_the_engine(),
     "a durability failure explains a failed send": broken(
         ack_3=Fail(at=3.2, op=3, code="SERVICE_UNAVAILABLE"),
         fault=FaultWindow(at=3, until=4, plane="durability", name="down"),
@@ -475,11 +511,33 @@ EXCUSED: dict[str, History] = {
         ack_3=Unknown(at=3.1, op=3, reason="disconnected"),
         fault=FaultWindow(at=3, until=30, plane="process", name="kill -9"),
     ),
+    "a client notices later that its connection broke in time": broken(
+        ack_3=Unknown(at=9, op=3, reason="disconnected"),
+        fault=FaultWindow(at=8.4, until=30, plane="process", name="kill -9"),
+    ),
     "while its network is a hole a client's clock stands": broken(
         ack_3=Unknown(at=18, op=3, reason="timeout"),
         fault=FaultWindow(at=3, until=17, plane="connection", name="hole", clients=["A"]),
     ),
 }
+
+
+@pytest.mark.parametrize(
+    ("change", "reds"),
+    [
+        ({"lost": "another"}, {1, 3, 4}),
+        ({"at": 3.2}, {12}),
+        ({"held": {"messages": [(1, "msg_1"), (2, "msg_2"), (3, "msg_3")]}}, {9}),
+    ],
+)
+def test_loss_excuses_what_was_lost_and_nothing_else(change: Any, reds: set[int]) -> None:
+    assert red(check(lost_by_the_engine(**change))) == reds
+
+
+def test_commits_go_back_only_where_the_engine_lost_some() -> None:
+    rises = INVARIANTS["allocation_monotonicity"]
+    assert rises(lost_by_the_engine()).ok
+    assert not rises(broken(commit_3={"sequence": 1})).ok
 
 
 @pytest.mark.parametrize("name", EXCUSED)

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import time
+from contextvars import copy_context
 
 import pytest
 
-from proof.virtual_loop import Deadlock, LoopClock, run
+from proof.virtual_loop import OWNER, Deadlock, LoopClock, VirtualLoop, run
 
 
 def test_an_hour_of_timers_takes_no_time() -> None:
@@ -88,3 +89,43 @@ def test_seeded_runs_are_the_same_each_time_also_where_they_use_threads() -> Non
     first = run_once()
     assert len(first) == 100 and first != sorted(first)
     assert all(run_once() == first for _ in range(5))
+
+
+@pytest.mark.parametrize("seed", [None, 1])
+def test_paused_owner_runs_nothing_and_goes_on_where_it_was(seed: int | None) -> None:
+    """Its timers, its tasks that wait for others, and calls into it: all wait."""
+
+    async def story() -> list[tuple[str, float]]:
+        loop, clock, seen = asyncio.get_running_loop(), LoopClock(), list[tuple[str, float]]()
+        assert isinstance(loop, VirtualLoop)
+        its_own, event = copy_context(), asyncio.Event()
+        its_own.run(OWNER.set, "node")
+
+        async def tick(name: str) -> None:
+            for _ in range(3):
+                await asyncio.sleep(1)
+                seen.append((name, clock.monotonic()))
+
+        async def wait() -> None:
+            await event.wait()
+            seen.append(("woken", clock.monotonic()))
+
+        tasks = [
+            loop.create_task(tick("node"), context=its_own.copy()),
+            loop.create_task(wait(), context=its_own.copy()),
+            loop.create_task(tick("other")),
+        ]
+        await asyncio.sleep(1.5)
+        loop.pause("node")
+        loop.call_later(0.1, event.set)
+        loop.call_soon(seen.append, ("called", 0.0), context=its_own)
+        cancelled = loop.call_later(0.2, seen.append, ("never", 0.0), context=its_own)
+        loop.call_later(0.3, cancelled.cancel)
+        await asyncio.sleep(8.5)
+        loop.resume("node")
+        await asyncio.wait(tasks)
+        return seen
+
+    seen = run(story(), seed)
+    assert seen[:4] == [("node", 1.0), ("other", 1.0), ("other", 2.0), ("other", 3.0)]
+    assert sorted(seen[4:]) == [("called", 0.0), ("node", 10.0), ("node", 11.0), ("woken", 10.0)]

@@ -4,6 +4,7 @@ that the design names.
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import random
 import re
@@ -12,14 +13,16 @@ import ssl
 from collections.abc import Callable
 from dataclasses import fields
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 import pytest
 
 from holdfast.errors import BadSetting, NotFound, RateLimited, Unavailable
+from holdfast.resilience import BreakerSettings
 from holdfast.webhooks.delivery import WebhookSettings
-from holdfast.work.contract import INBOX_SECONDS
+from holdfast.work.breakers import Breakers
+from holdfast.work.contract import INBOX_SECONDS, WorkerSession
 from holdfast.work.failures import (
     LIBRARY_REASONS,
     NETWORK_ERRORS,
@@ -40,12 +43,15 @@ from holdfast.work.job import (
     Failure,
     InvalidArgument,
     Job,
+    Policies,
     Policy,
     Reason,
     decide,
 )
 from holdfast.work.postgres import WorkerSessionSettings
+from holdfast.work.runner import Runner, RunOutcome
 from holdfast.work.worker import WorkerSettings
+from proof.virtual_loop import LoopClock
 
 
 def kept(raises: Callable[[], None]) -> Failure:
@@ -341,3 +347,39 @@ def test_table_of_reasons_in_the_guide_matches_the_code() -> None:
     code |= {name: reason.name.lower() for name, reason in LIBRARY_REASONS.items()}
     code |= {errno.errorcode[number]: "transport_unavailable" for number in NETWORK_ERRORS}
     assert listed == code
+
+
+async def test_deadlines_are_watched_only_while_something_runs() -> None:
+    class CountingClock(LoopClock):
+        asked = 0
+
+        def monotonic(self) -> float:
+            self.asked += 1
+            return super().monotonic()
+
+    clock, handlers = CountingClock(), Handlers()
+    runner = Runner(
+        handlers, Policies(), Breakers(BreakerSettings(), clock), clock, random.Random(0), None
+    )
+
+    @handlers.handle(dict, type="endless", deadline_seconds=2.0)
+    async def endless(context: Context, payload: dict[str, Any]) -> None:
+        await asyncio.sleep(3600)
+
+    watching = asyncio.create_task(runner.watch_deadlines(1.0, lambda *_: None))
+    for job in (Job(1, "endless", b"{}"), Job(2, "endless", b"{}")):
+        await asyncio.sleep(1.0)  # the last run has left its last tick behind
+        clock.asked = 0
+        await asyncio.sleep(60)
+        assert clock.asked == 0, "an idle worker does not wake"
+
+        async def run(job: Job) -> RunOutcome | None:
+            task = asyncio.current_task()
+            assert task is not None
+            return await runner.run(job, cast(WorkerSession, None), task)
+
+        began = clock.now()
+        outcome = await asyncio.create_task(run(job))
+        assert outcome is not None and outcome.failed is not None
+        assert 2.0 <= clock.now() - began < 2.3, "the deadline was noticed in time"
+    watching.cancel()

@@ -25,6 +25,7 @@ KeyScope = Literal[
     "access:write",  # revoke tokens, ban, mute, disconnect; see who is cut off
     "audit:read",  # read the audit log
     "status:read",  # read status, metrics and the details of health
+    "alerts:write",  # silence alerts, test their sinks
     "backup",  # take a backup
     "rules:read",  # read the rules of limits and their history
     "rules:write",  # change the rules of limits

@@ -17,11 +17,13 @@
 - ``replies``         endpoints: native replies
 - ``reply_calls``     from a call to a reply, and from its entries to an answer
 - ``limits``          endpoints: rules for operators, checks for other services
+- ``dead_letters``    endpoints: events that fanout could not use
 - ``jobs``            endpoints: jobs, streams, dead letters
 - ``webhooks``        endpoints: webhook endpoints and their deliveries
 - ``reply_admin``     endpoints: AI replies for operators, and what they used
 - ``revocations``     endpoints: revocations, bans and mutes of a tenant, disconnects
 - ``admin``           endpoints: halt and recover, erasure, audit log, backups, API keys
+- ``alerts``          endpoints: alerts, silences, tests of sinks
 - ``probes``          endpoints: liveness, readiness, status, metrics
 - ``schemas``         bodies, queries and answers (pure)
 - ``limit_schemas``   bodies, queries and answers of limits (pure)

@@ -15,7 +15,9 @@ from holdfast.api.endpoint import Answer, Call
 from holdfast.api.schemas import (
     AuditQuery,
     ChangeAnswer,
+    EpochsRaised,
     ErasePerson,
+    HaltedQuery,
     IssuedKey,
     KeyList,
     KeyView,
@@ -28,7 +30,7 @@ from holdfast.api.schemas import (
     token_of,
 )
 from holdfast.clock import timestamp
-from holdfast.errors import Forbidden, OutcomeUnknown, ServerBusy, Unavailable
+from holdfast.errors import Forbidden, InvalidMessage, OutcomeUnknown, ServerBusy, Unavailable
 from holdfast.message import User
 from holdfast.store.commands import (
     ChangeBan,
@@ -169,6 +171,24 @@ async def erase_user(deps: ApiDeps, call: Call) -> Answer:
             user, lambda: _act(deps, call, body.reason, body.tenant), after, until
         )
     )
+
+
+async def raise_epochs(deps: ApiDeps, call: Call) -> Answer:
+    """Recorded first, under the operator's name; the store records it again, with the
+    server and the bases.
+    """
+    body: Why = call.body
+    if deps.shared_log is None:
+        raise InvalidMessage(
+            "this server is no cluster: `holdfast restore` raises the epochs of what it restores"
+        )
+    await record(deps, call, "epochs.raise", "cluster", body.reason)
+    return Answer(EpochsRaised(await call.done_in_time(deps.shared_log.raise_epochs(body.reason))))
+
+
+async def list_halted_chats(deps: ApiDeps, call: Call) -> Answer:
+    query: HaltedQuery = call.query
+    return Answer(await deps.history.ask(lambda store: store.halted(query.limit), call.deadline))
 
 
 async def read_audit(deps: ApiDeps, call: Call) -> Answer:

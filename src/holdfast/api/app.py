@@ -27,6 +27,7 @@ from holdfast.api.request import (
 from holdfast.api.responses import PageResponses, Response, View, respond, respond_error
 from holdfast.api.routes import ALIASES, ENDPOINTS, PAGES
 from holdfast.api.streaming import StreamedAnswers, StreamedBody, StreamEnd
+from holdfast.drivers.cluster import missing_role
 from holdfast.errors import (
     HoldfastError,
     InternalError,
@@ -177,6 +178,8 @@ class RestApp:
     async def _answer(self, endpoint: Endpoint, request: Request) -> Response:
         """Run the endpoint. Every error becomes an answer of the usual shape."""
         try:
+            if endpoint.role is not None and endpoint.role not in self._deps.roles:
+                raise missing_role(endpoint.role)
             call = await receive(
                 self._deps, self._address_limits, self._streams.draining, endpoint, request
             )

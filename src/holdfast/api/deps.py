@@ -9,7 +9,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
 from ipaddress import IPv4Network, IPv6Network
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 from msgspec import Struct
 
@@ -19,7 +19,10 @@ from holdfast.access.tickets import ReplyTickets
 from holdfast.access.tokens import Tokens
 from holdfast.bounds import KIB, positive
 from holdfast.clock import Clock, Ids
+from holdfast.drivers.cluster import ROLES
 from holdfast.drivers.sqlite.file_copy import CopiedFile
+from holdfast.eventlog.contract import SharedLog
+from holdfast.fanout.dead_letters import DeadLetters
 from holdfast.history.history import ChatHistory
 from holdfast.ingest.contract import Durability, Sends
 from holdfast.ingest.erasure import Eraser
@@ -27,13 +30,19 @@ from holdfast.limits.composition import LimitsParts
 from holdfast.message import User
 from holdfast.session.settings import PageSettings
 from holdfast.store.contract import ChatStore, Records
+from holdfast.store.nodes.contract import DatabaseView, LeaseView
 from holdfast.streaming.body_bytes import BodyBytes
 from holdfast.streaming.parts import StreamingParts
 from holdfast.streaming.usage_store.contract import UsageStore
+from holdfast.telemetry.notices import AlertView, Silence
+from holdfast.telemetry.objectives import MeasuredObjective
+from holdfast.webhooks.alert_sinks import SinkStatus
 from holdfast.webhooks.parts import WorkParts
 from holdfast.wire.frames import Presence
 
 T = TypeVar("T")
+_Record = Callable[[], Awaitable[None]]
+"""Writes to the audit log."""
 
 
 class PresenceView(Struct, frozen=True):
@@ -50,6 +59,59 @@ class Readiness(Struct, frozen=True):
 
     ready: bool
     dependencies: Mapping[str, str]
+
+
+class ClusterNode(Struct, frozen=True):
+    """A living node. ``connections``: of PostgreSQL, which it may take at most.
+    ``age_seconds``: since it renewed its record, every 5 s.
+    """
+
+    name: str
+    version: str
+    roles: Sequence[str]
+    address: str
+    clients: int
+    lag: int
+    connections: int
+    age_seconds: float
+    settings_digest: str
+
+
+class ClusterNodeGone(Struct, frozen=True):
+    """A node that ended without a planned stop, or hangs: it renewed its record last at
+    ``since``. It is named for an hour, or until a node of its name is back.
+    """
+
+    name: str
+    version: str
+    address: str
+    since: str
+    age_seconds: float
+
+
+class RegistryView(Struct, frozen=True):
+    """Where nodes look up who is connected where, and whether it answers."""
+
+    engine: str
+    state: str
+    detail: str
+
+
+class ClusterStatus(Struct, frozen=True):
+    """All living nodes, as ``node_id`` sees them, and what they share.
+
+    ``differing_settings``: by path and node, null where it is the default. ``database``
+    is null for a node that is alone, and if it does not answer.
+    """
+
+    node_id: str
+    nodes: Sequence[ClusterNode]
+    gone: Sequence[ClusterNodeGone]
+    differing_settings: Mapping[str, Mapping[str, str | None]]
+    database: DatabaseView | None
+    registry: RegistryView
+    leases: Sequence[LeaseView]
+    problems: Sequence[str]
 
 
 class BackupStep(Struct, frozen=True):
@@ -123,6 +185,32 @@ class ApiSettings:
         )
 
 
+class Alerts(Protocol):
+    """The alerts of this node; implemented by ``node.alerts``."""
+
+    @property
+    def alerts(self) -> Sequence[AlertView]: ...
+
+    @property
+    def silences(self) -> Sequence[Silence]: ...
+
+    @property
+    def sinks(self) -> Sequence[SinkStatus]: ...
+
+    def objectives(self) -> Sequence[MeasuredObjective]: ...
+
+    async def silence(
+        self,
+        alert: str,
+        seconds: float,
+        reason: str,
+        by: str,
+        record: Callable[[], Awaitable[None]],
+    ) -> Silence: ...
+
+    async def test(self, names: Sequence[str]) -> Mapping[str, str]: ...
+
+
 @dataclass(frozen=True, slots=True)
 class ApiDeps:
     """Everything the API needs."""
@@ -131,6 +219,8 @@ class ApiDeps:
     sends: Sends
     history: ChatHistory
     chats: ChatStore
+    shared_log: SharedLog | None
+    """Of a cluster: an operator may raise all epochs there."""
     records: Records
     """For audit records that change no chat, and for the kept answers of keyed
     requests; everything else goes through the other parts."""
@@ -140,13 +230,20 @@ class ApiDeps:
     streaming: StreamingParts
     body_bytes: BodyBytes
     usage: UsageStore
+    alerts: Alerts
     tokens: Tokens
     keys: KeyRing
     revocations: RevocationsInForce
     disconnect: Callable[[User, str | None], int]
     """Closes a user's connections, or one device's; returns how many."""
+    dead_letters: DeadLetters
+    """Of fanout; those of jobs are in ``work``."""
+    compare_chats: Callable[[Sequence[str]], None]
+    """Makes the sessions of these chats compare with the store, on every node; of all
+    chats if there are none."""
     presence: Callable[[Sequence[User]], Awaitable[PresenceView]]
     status: Callable[[], Awaitable[Mapping[str, Any]]]
+    cluster: Callable[[], Awaitable[ClusterStatus]]
     readiness: Callable[[], Coroutine[Any, Any, Readiness]]
     backup: Callable[[], Awaitable[Backup]]
     backup_step: Callable[[], BackupStep | None]
@@ -154,6 +251,8 @@ class ApiDeps:
     ids: Ids
     node_id: str
     settings: ApiSettings = field(default_factory=ApiSettings)
+    roles: tuple[str, ...] = ROLES
+    """Requests of other roles are refused: another node serves them."""
     content_bytes_max: int = 4096
     """The same limit as on the sockets."""
     pages: PageSettings = field(default_factory=PageSettings)

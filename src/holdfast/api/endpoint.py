@@ -176,6 +176,13 @@ class Endpoint:
         return self.run.__name__
 
     @property
+    def role(self) -> str | None:
+        """The role of the nodes that serve it; None: all nodes do."""
+        if self.path.startswith("/admin/"):
+            return "admin"
+        return {"owner": "streaming", "user": "ingest", "tenant": "ingest"}.get(self.caller)
+
+    @property
     def writes(self) -> bool:
         return self.method not in ("GET", "HEAD")
 

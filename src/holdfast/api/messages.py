@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterable
 
+from holdfast import telemetry
 from holdfast.api.chats import act_of, commit
 from holdfast.api.deps import ApiDeps
 from holdfast.api.endpoint import Answer, Call
@@ -86,6 +87,7 @@ async def send_message(deps: ApiDeps, call: Call) -> Answer:
     body: NewMessage = call.body
     send = SendBody(call.key or "", call.path["chat_id"], body.content, body.content_type)
     if refusal := refusal_of_send(send, deps.content_bytes_max):
+        telemetry.sends_refused()
         raise refusal
     outcome = await _submit(deps, call, send)
     if not isinstance(outcome, Acked):

@@ -8,15 +8,27 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from holdfast.api import admin, jobs, limits, probes, reply_admin, revocations, webhooks
+from holdfast.api import (
+    admin,
+    alerts,
+    dead_letters,
+    jobs,
+    limits,
+    probes,
+    reply_admin,
+    revocations,
+    webhooks,
+)
 from holdfast.api import limit_schemas as schemas
-from holdfast.api.deps import Backup, BackupRun
+from holdfast.api.deps import Backup, BackupRun, ClusterStatus
 from holdfast.api.endpoint import Endpoint
 from holdfast.api.schemas import (
     AuditQuery,
     BanList,
     ChangeAnswer,
+    EpochsRaised,
     ErasePerson,
+    HaltedQuery,
     IssuedKey,
     KeyList,
     KeyView,
@@ -30,8 +42,9 @@ from holdfast.api.schemas import (
 from holdfast.ingest.erasure import Erasure
 from holdfast.limits.limiter.decisions import Standing
 from holdfast.limits.rules import Decision
-from holdfast.store.contract import AuditPage, Inspection
+from holdfast.store.contract import AuditPage, HaltedChats, Inspection
 from holdfast.streaming.summary import ReplySummary
+from holdfast.telemetry.notices import Silence
 
 OPERATED = "/admin/chats/{chat_id}"
 
@@ -93,6 +106,12 @@ ADMIN: Sequence[Endpoint] = (
         "`next` until `done`.",
     ),
     Endpoint(
+        "POST", "/admin/raise-epochs", admin.raise_epochs, "Let every client read its chats again",
+        "operator", "chats:write", body=Why, answer=EpochsRaised, key="kept",
+        note="For a cluster whose PostgreSQL was restored by a tool that leaves no trace. A "
+        "failover, a promotion and a restore to another server are noticed without it.",
+    ),
+    Endpoint(
         "GET", "/admin/audit", admin.read_audit, "The audit log, oldest first", "operator",
         "audit:read", query=AuditQuery, answer=AuditPage,
     ),
@@ -121,8 +140,39 @@ ADMIN: Sequence[Endpoint] = (
         "How far the backup that is being taken has come", "operator", "backup", answer=BackupRun,
     ),
     Endpoint(
+        "GET", "/admin/halted", admin.list_halted_chats, "Chats that take no messages, and why",
+        "operator", "chats:read", query=HaltedQuery, answer=HaltedChats,
+    ),
+    Endpoint(
+        "GET", "/admin/alerts", alerts.list_alerts, "The alerts of this node", "operator",
+        "status:read", answer=alerts.AlertList,
+        note="Judged over the node's own metrics; those of a silence are shown too.",
+    ),
+    Endpoint(
+        "GET", "/admin/objectives", alerts.list_objectives,
+        "The objectives over this node's last hour", "operator", "status:read",
+        answer=alerts.ObjectiveList,
+        note="`value` null: nothing happened that it could be measured by.",
+    ),
+    Endpoint(
+        "POST", "/admin/alerts/silence", alerts.silence_alert, "Do not report an alert for a while",
+        "operator", "alerts:write", body=alerts.SilenceAlert, answer=Silence, key="kept",
+        note="On this node. It stays visible; `seconds` 0 ends a silence.",
+    ),
+    Endpoint(
+        "POST", "/admin/alerts/test", alerts.check_sinks, "Send a test to the sinks of alerts",
+        "operator", "alerts:write", body=alerts.ChooseSinks, answer=alerts.SinkTests,
+        key="kept", deadline_seconds=alerts.TEST_SECONDS_MAX,
+    ),
+    Endpoint(
         "GET", "/admin/status", probes.get_operator_status, "The state of this node", "operator",
         "status:read", answer=Mapping[str, Any],
+    ),
+    Endpoint(
+        "GET", "/admin/cluster", probes.get_cluster, "All nodes, and what they share", "operator",
+        "status:read", answer=ClusterStatus,
+        note="As this node sees them; a node that is alone shows itself. `problems` says what an "
+        "operator should look at.",
     ),
 )  # fmt: skip
 
@@ -300,6 +350,32 @@ RULES: Sequence[Endpoint] = (
 )  # fmt: skip
 
 _GONE = frozenset({404})
+
+DEAD_LETTERS: Sequence[Endpoint] = (
+    Endpoint(
+        "GET", "/admin/dead-letters", dead_letters.list_dead_letters,
+        "Events that could not be delivered, newest first", "operator", "chats:read",
+        query=dead_letters.LettersQuery, answer=dead_letters.LetterPage,
+        note="Those of jobs are at /admin/jobs/dead.",
+    ),
+    Endpoint(
+        "GET", "/admin/dead-letters/{number}", dead_letters.get_dead_letter,
+        "One dead letter with its data", "operator", "chats:read",
+        answer=dead_letters.LetterView, errors=_GONE,
+    ),
+    Endpoint(
+        "POST", "/admin/dead-letters/replay", dead_letters.replay_dead_letters,
+        "Make the sessions of their chats compare with the store", "operator", "chats:write",
+        body=dead_letters.TheseLetters, answer=jobs.Count, key="kept", errors=_GONE,
+        note="On every node; then the letters are gone. A client that lacks something is sent a "
+        "resync.",
+    ),
+    Endpoint(
+        "POST", "/admin/dead-letters/discard", dead_letters.discard_dead_letters,
+        "Forget dead letters for good", "operator", "chats:write", body=dead_letters.TheseLetters,
+        answer=jobs.Count, key="kept", errors=_GONE,
+    ),
+)  # fmt: skip
 HOOK = "/admin/webhooks/{endpoint_id}"
 
 JOBS: Sequence[Endpoint] = (

@@ -38,6 +38,10 @@ async def get_operator_status(deps: ApiDeps, call: Call) -> Answer:
     return Answer(await call.in_time(deps.status()))
 
 
+async def get_cluster(deps: ApiDeps, call: Call) -> Answer:
+    return Answer(await call.in_time(deps.cluster()))
+
+
 async def get_metrics(deps: ApiDeps, call: Call) -> Answer:
     """On a thread, because it takes 10 ms and more."""
     return Answer(await asyncio.to_thread(generate_latest, REGISTRY), media_type=METRICS_TYPE)

@@ -19,7 +19,8 @@ from msgspec import Raw
 from holdfast.access.principal import Principal
 from holdfast.api.deps import ApiDeps
 from holdfast.api.endpoint import Answer, Call, StreamBounds
-from holdfast.api.streaming import FailurePiece, LastPiece, PiecesAtOnce, PieceSink, QuietPiece
+from holdfast.api.request import PieceWriter
+from holdfast.api.streaming import FailurePiece, LastPiece, PiecesAtOnce, QuietPiece
 from holdfast.errors import InvalidMessage
 from holdfast.streaming import sse
 from holdfast.streaming.admission import ReplyRequest
@@ -34,6 +35,7 @@ from holdfast.streaming.reply import (
     Payer,
     ReplyDelta,
     ReplyDone,
+    ReplyEnd,
     ReplyEntry,
     ReplyError,
     ReplyFailed,
@@ -194,7 +196,7 @@ class EventPieces(ReplyPieces, PiecesAtOnce):
     """Events for a client that has just asked: a reply that fails before its first
     token is an ordinary error response, if there is still time for one."""
 
-    __slots__ = ("_defect", "_is_silent", "_renderer", "_sink")
+    __slots__ = ("_defect", "_is_silent", "_renderer", "_writer")
 
     def __init__(
         self, reply: AttachedReply, renderer: Renderer, after: EntryId | None = None
@@ -203,13 +205,13 @@ class EventPieces(ReplyPieces, PiecesAtOnce):
         self._renderer = renderer
         self._is_silent = True
         """Nothing has come yet but its begin."""
-        self._sink: PieceSink | None = None
+        self._writer: PieceWriter | None = None
         self._defect: Exception | None = None
         """Of rendering, for ``anext``."""
 
-    def write_at_once(self, sink: PieceSink) -> None:
+    def write_at_once(self, writer: PieceWriter) -> None:
         if isinstance(self._cursor, LiveCursor):
-            self._sink = sink
+            self._writer = writer
             self._cursor.write_at_once(self._write_new)
 
     def _write_new(self) -> bool:
@@ -217,20 +219,24 @@ class EventPieces(ReplyPieces, PiecesAtOnce):
 
         Called by the producer, so it raises nothing.
         """
-        cursor, sink = self._cursor, self._sink
-        assert isinstance(cursor, LiveCursor) and sink is not None
-        if cursor.is_at_end or not sink.is_writable or (event := cursor.take()) is None:
+        cursor, writer = self._cursor, self._writer
+        assert isinstance(cursor, LiveCursor) and writer is not None
+        if (
+            cursor.reply.end is not None
+            or not writer.is_writable
+            or (event := cursor.take()) is None
+        ):
             return False
         try:
             if piece := self._piece(event):
-                sink.write(piece)
+                writer.write_piece(piece)
         except Exception as error:
             self._defect = error
             cursor.close()
         return len(event) < YIELD_ENTRIES and cursor.is_open
 
     async def aclose(self) -> None:
-        self._sink = None
+        self._writer = None
         await super().aclose()
 
     async def __anext__(self) -> bytes:
@@ -246,21 +252,18 @@ class EventPieces(ReplyPieces, PiecesAtOnce):
                 return piece
 
     def _piece(self, event: ReaderEvent) -> bytes:
-        match event:
-            case Queued(position, eta_seconds):
-                return QuietPiece(self._renderer.queued(position, eta_seconds))
-            case Lost(error):
-                return self._failure(self._renderer.fail(error), error)
-            case entries:
-                rendered = self._renderer.render(entries)
-                if self._is_silent and not any(_says_something(entry) for _, entry in entries):
-                    end = entries[-1][1]
-                    if isinstance(end, ReplyError):
-                        return self._failure(rendered, end)
-                    return QuietPiece(rendered)
-                self._is_silent = False
-                is_end = isinstance(entries[-1][1], ReplyDone | ReplyError)
-                return LastPiece(rendered) if is_end else rendered
+        if isinstance(event, Queued):
+            return QuietPiece(self._renderer.queued(*event))
+        if isinstance(event, Lost):
+            return self._failure(self._renderer.fail(event.error), event.error)
+        rendered, last = self._renderer.render(event), event[-1][1]
+        if self._is_silent:
+            if not any(_says_something(entry) for _, entry in event):
+                if isinstance(last, ReplyError):
+                    return self._failure(rendered, last)
+                return QuietPiece(rendered)
+            self._is_silent = False
+        return LastPiece(rendered) if isinstance(last, ReplyEnd) else rendered
 
     def _failure(self, rendered: bytes, error: ReplyError) -> bytes:
         return FailurePiece.of(rendered, self._failed(error)) if self._is_silent else rendered

@@ -65,6 +65,11 @@ class PieceWriter(Protocol):
 
     def write_piece(self, piece: bytes) -> None: ...
 
+    @property
+    def written_at(self) -> float:
+        """When the last piece was written, in the loop's time."""
+        ...
+
 
 class Request:
     """One request, and what is learned about it on the way.
@@ -76,6 +81,7 @@ class Request:
     __slots__ = (
         "decisions", "endpoint", "headers", "method", "on_disconnect", "path", "path_params",
         "peer", "piece_writer", "principal", "query", "raw_headers", "receive", "repeated",
+        "take_body",
     )  # fmt: skip
 
     def __init__(self, scope: AsgiScope, receive: AsgiReceive) -> None:
@@ -91,6 +97,9 @@ class Request:
         """Our server's way to say that the client left (True) or has ended its side
         (False), without a waiting task."""
         self.piece_writer: PieceWriter | None = scope.get("holdfast.piece_writer")
+        self.take_body: Callable[[], bytes | None] = scope.get("holdfast.take_body", _no_body)
+        """Our server's way to give a body that has come whole, without a coroutine and
+        a timer; None: ``receive`` it."""
         self.raw_headers: RawHeaders = scope["headers"]
         self.headers, self.repeated = joined_headers(self.raw_headers)
         self.path_params: Mapping[str, str] = {}
@@ -115,6 +124,10 @@ class Request:
         """InvalidMessage if a header appears twice that may appear once."""
         if self.repeated and (name := repeated_header(self.repeated)) is not None:
             raise InvalidMessage(f"the header {name} was given more than once", field=name)
+
+
+def _no_body() -> None:
+    return None
 
 
 PARAMETERS_MAX = 32
@@ -442,7 +455,13 @@ async def _read(
 async def _whole_body(
     request: Request, bytes_max: int, seconds_max: float, reservation: ReservedBytes | None
 ) -> bytes:
+    if (whole := request.take_body()) is not None and len(whole) <= bytes_max:
+        if reservation is not None:
+            reservation.grow(len(whole))
+        return whole
     too_large = f"the body is larger than {bytes_max} bytes"
+    if whole is not None:
+        raise MessageTooLarge(too_large, limit=bytes_max)
     body = bytearray()  # a list of tiny pieces would take many times their bytes
     try:
         async with asyncio.timeout(seconds_max):

@@ -12,7 +12,15 @@ from holdfast.api import chats, completions, limits, messages, probes, replies
 from holdfast.api.deps import PresenceView
 from holdfast.api.endpoint import Endpoint, StreamBounds, WebPage
 from holdfast.api.openapi import openapi_json
-from holdfast.api.operator_routes import ADMIN, ANY_REPLIES, CUT_OFF, JOBS, RULES, WEBHOOKS
+from holdfast.api.operator_routes import (
+    ADMIN,
+    ANY_REPLIES,
+    CUT_OFF,
+    DEAD_LETTERS,
+    JOBS,
+    RULES,
+    WEBHOOKS,
+)
 from holdfast.api.reference import STYLE, html_page
 from holdfast.api.reply_calls import reserve_body
 from holdfast.api.reply_schemas import (
@@ -278,6 +286,7 @@ GROUPS: Mapping[str, Sequence[Endpoint]] = {
     "Who is cut off": CUT_OFF,
     "Replies and usage, for operators": ANY_REPLIES,
     "Limits": RULES,
+    "Dead letters": DEAD_LETTERS,
     "Jobs": JOBS,
     "Webhooks": WEBHOOKS,
     "Probes": PROBES,

@@ -107,6 +107,12 @@ class Why(RequestBody, frozen=True):
     reason: _Reason
 
 
+class EpochsRaised(Struct, frozen=True):
+    """``epoch_base``: every chat's epoch is above it now."""
+
+    epoch_base: int
+
+
 class RevokeKey(Why, frozen=True):
     """``force``: also the last key that can make keys."""
 
@@ -167,6 +173,10 @@ class AuditQuery(RequestBody, frozen=True):
     """``after`` is the ``next`` of the page before, or a record's number."""
 
     after: _Token | None = None
+    limit: Annotated[int, Meta(ge=1, le=500)] = 100
+
+
+class HaltedQuery(RequestBody, frozen=True):
     limit: Annotated[int, Meta(ge=1, le=500)] = 100
 
 

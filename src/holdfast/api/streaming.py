@@ -17,10 +17,18 @@ import asyncio
 import math
 from abc import abstractmethod
 from collections.abc import AsyncIterator
-from typing import Any, Literal, Protocol
+from contextlib import nullcontext
+from typing import Any, Literal
 
 from holdfast.api.endpoint import StreamBounds
-from holdfast.api.request import AsgiMessage, AsgiReceive, AsgiSend, RawHeaders, Request
+from holdfast.api.request import (
+    AsgiMessage,
+    AsgiReceive,
+    AsgiSend,
+    PieceWriter,
+    RawHeaders,
+    Request,
+)
 from holdfast.errors import HoldfastError, InvalidMessage, Unavailable
 from holdfast.telemetry import log
 
@@ -53,26 +61,15 @@ class FailurePiece(bytes):
         return piece
 
 
-class PieceSink(Protocol):
-    """Where pieces of an answer that has begun can be written."""
-
-    @property
-    def is_writable(self) -> bool:
-        """False while the client has to read first."""
-        ...
-
-    def write(self, piece: bytes) -> None: ...
-
-
 class PiecesAtOnce(AsyncIterator[bytes]):
     """Pieces that are written as they come: a piece then costs no turn of a task."""
 
     __slots__ = ()
 
     @abstractmethod
-    def write_at_once(self, sink: PieceSink) -> None:
-        """Write while ``anext`` waits and the sink is writable; what is left, ``anext``
-        gives."""
+    def write_at_once(self, writer: PieceWriter) -> None:
+        """Write while ``anext`` waits and the writer is writable; what is left,
+        ``anext`` gives."""
         ...
 
 
@@ -242,8 +239,8 @@ class StreamedBody:
         self._send, self._sent_at = send, self._loop.time()
         if self._head_sent is not None:
             self._head_sent.set_result(None)
-        if isinstance(self._pieces, PiecesAtOnce):
-            self._pieces.write_at_once(self)
+        if isinstance(self._pieces, PiecesAtOnce) and self._writer is not None:
+            self._pieces.write_at_once(self._writer)
         self._set_timer()
 
     async def _send_pieces(self) -> None:
@@ -255,8 +252,8 @@ class StreamedBody:
                 return
             if self._send is None:
                 await self._hold(piece)
-            elif self.is_writable:
-                self.write(piece)
+            elif self._writer is not None and self._writer.is_writable:
+                self._writer.write_piece(piece)
             else:
                 await self._send_piece(self._send, piece)
         send = self._send or await self._wait_for_head()
@@ -276,16 +273,6 @@ class StreamedBody:
         self._head_sent = None
         assert self._send is not None
         return self._send
-
-    @property
-    def is_writable(self) -> bool:
-        """Whether a piece can be written now, not only sent."""
-        return self._writer is not None and self._writer.is_writable
-
-    def write(self, piece: bytes) -> None:
-        assert self._writer is not None
-        self._sent_at = self._loop.time()
-        self._writer.write_piece(piece)
 
     async def _send_piece(self, send: AsgiSend, piece: bytes) -> None:
         self._sending = True
@@ -345,10 +332,16 @@ class StreamedBody:
 
     # --- the timer
 
+    def _idle_at(self) -> float:
+        """When an idle piece is due."""
+        if not self.bounds.idle_piece or self._send is None:
+            return math.inf
+        written_at = self._writer.written_at if self._writer is not None else 0.0
+        return max(self._sent_at, written_at) + self._idle_seconds
+
     def _set_timer(self) -> None:
-        idle_at = self._sent_at + self._idle_seconds if self.bounds.idle_piece else math.inf
         self._timer.cancel()
-        self._timer = self._loop.call_at(min(self._ends_at, idle_at), self._on_time)
+        self._timer = self._loop.call_at(min(self._ends_at, self._idle_at()), self._on_time)
 
     def _on_time(self) -> None:
         """Cut the answer if its time is over, else send an idle piece if it is due.
@@ -359,7 +352,7 @@ class StreamedBody:
         if now >= self._ends_at:
             self._finish(self._ends_as)
             return
-        if self._send is not None and now - self._sent_at >= self._idle_seconds:
+        if self._send is not None and now >= self._idle_at():
             self._sent_at = now
             if not self._sending:
                 piece = self._send_piece(self._send, self.bounds.idle_piece)
@@ -376,8 +369,9 @@ class StreamedBody:
             self._may_start.exception()  # marks it as seen
         closing = getattr(self._pieces, "aclose", None)
         if closing is not None:
+            is_cut = not self.end.done() or self.end.result() != "complete"
             try:
-                async with asyncio.timeout(CLOSE_SECONDS):
+                async with asyncio.timeout(CLOSE_SECONDS) if is_cut else nullcontext():
                     await closing()
             except Exception:
                 log.exception("api.stream_failed", endpoint=self._name)

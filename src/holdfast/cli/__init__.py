@@ -8,6 +8,9 @@ Commands reach a running server over HTTP and WebSocket only.
 - ``output``         JSON for programs, tables and lines for people
 - ``serve``          ``serve``: start a server
 - ``operations``     tokens, status, backup, restore, keys, erasure
+- ``doctor``         ``doctor``: grades a deployment
+- ``alerts``         ``alerts``, and what ``status`` begins with
+- ``cluster``        ``status --cluster``: all nodes and what they share
 - ``audit``          ``audit``: what operators did
 - ``chats``          chats, for members and for operators
 - ``terminal_chat``  ``chat open``: one chat in a terminal
@@ -16,7 +19,8 @@ Commands reach a running server over HTTP and WebSocket only.
 - ``cutoff``         revoke, ban, mute, disconnect
 - ``replies``        ``ask``, ``replies``, ``usage``: AI replies
 - ``reply_stream``   one AI reply as events, across dropped connections
-- ``jobs``           jobs and dead letters
+- ``jobs``           jobs and their dead letters
+- ``dead``           ``dead``: the dead letters of fanout and of jobs
 - ``webhooks``       webhook endpoints
 - ``rules``          rate limits
 - ``verify``         ``verify``: check a running server's promises

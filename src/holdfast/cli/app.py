@@ -7,11 +7,14 @@ from typing import Annotated
 import typer
 
 from holdfast import __version__
+from holdfast.cli.alerts import alerts
 from holdfast.cli.audit import audit
 from holdfast.cli.chats import chat
 from holdfast.cli.conformance import conformance
 from holdfast.cli.context import AsJson, CliContext, Config, Credential, StateDir, Url
 from holdfast.cli.cutoff import ban, disconnect, mute, revoke, unban, unmute
+from holdfast.cli.dead import dead
+from holdfast.cli.doctor import doctor
 from holdfast.cli.jobs import jobs
 from holdfast.cli.operations import backup, erase, key, restore, status, token
 from holdfast.cli.replies import ask, replies, usage
@@ -57,6 +60,7 @@ def root(
       holdfast chat open lobby --user bob                     and in another
       holdfast ask --user alice "Hello?"                      ask a model
       holdfast status                                         how the server is
+      holdfast doctor                                         what to change
       holdfast verify                                         check its promises
       holdfast backup                                         copy it while it runs
 
@@ -68,8 +72,10 @@ def root(
 app.command()(serve)
 app.command()(token)
 app.command()(status)
+app.command()(doctor)
 app.add_typer(chat, name="chat")
 app.add_typer(key, name="key")
+app.add_typer(alerts, name="alerts")
 app.add_typer(audit, name="audit")
 app.add_typer(revoke, name="revoke")
 app.command()(ban)
@@ -82,6 +88,7 @@ app.add_typer(replies, name="replies")
 app.command()(usage)
 app.add_typer(rules, name="rules")
 app.add_typer(jobs, name="jobs")
+app.add_typer(dead, name="dead")
 app.add_typer(webhooks, name="webhooks")
 app.command()(verify)
 app.command()(conformance)

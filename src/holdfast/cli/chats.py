@@ -47,20 +47,24 @@ def list_chats(
         bool,
         typer.Option("--hot", help="The busiest of all, with their messages in the last minute."),
     ] = False,
+    halted: Annotated[
+        bool, typer.Option("--halted", help="All that take no messages, and why.")
+    ] = False,
     user: UserOption = None,
     tenant: TenantOption = "default",
 ) -> None:
     """List a user's chats, newest activity first; or, for an operator, the chats that
-    are hot.
+    are hot or halted.
 
     Examples:
 
     \b
       holdfast chat ls --user alice
       holdfast chat ls --hot
+      holdfast chat ls --halted
     """
-    if hot:
-        _list_hot(context)
+    if hot or halted:
+        (_list_hot if hot else _list_halted)(context)
         return
     chats = _all_chats(context.as_user(user, tenant))
     output.report_rows(
@@ -307,6 +311,29 @@ def halt(
     )
 
 
+@chat.command("raise-epochs")
+@remote_command
+def raise_epochs(
+    context: CliContext,
+    reason: ReasonOption,
+    sure: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+) -> None:
+    """Let every client of a cluster drop its copies and read its chats again: after its
+    PostgreSQL was restored in place. For operators.
+
+    A failover, a promotion and a restore to another server are noticed without it.
+
+    Example:
+
+    \b
+      holdfast chat raise-epochs --reason "restored the dump of 03:00"
+    """
+    if not sure:
+        typer.confirm("Let every client read all of its chats again?", abort=True, err=True)
+    raised = context.as_operator().post("/admin/raise-epochs", body={"reason": reason})
+    output.report(context, raised, f"every epoch is above {raised['epoch_base']:,} now")
+
+
 @chat.command()
 @remote_command
 def recover(
@@ -349,6 +376,12 @@ def _list_hot(context: CliContext) -> None:
     output.report_rows(
         context, found, ("chat", "messages in the last minute"), busiest, empty=empty
     )
+
+
+def _list_halted(context: CliContext) -> None:
+    found = context.as_operator().get("/admin/halted", limit=500)
+    rows = ((chat["chat_id"], chat["tenant"], chat["why"]) for chat in found["chats"])
+    output.report_rows(context, found, ("chat", "tenant", "why"), rows, empty="No chat is halted.")
 
 
 def _unread(entry: Mapping[str, Any]) -> str:

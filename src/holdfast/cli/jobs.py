@@ -27,7 +27,8 @@ _OnProgress = Callable[[int, int | None], None]
 SeqsArgument = Annotated[list[int], typer.Argument(metavar="JOB...", help="Jobs by their numbers.")]
 
 
-def _listed(context: CliContext, path: str, asked: dict[str, Any], *, empty: str) -> None:
+def report_jobs(context: CliContext, path: str, asked: dict[str, Any], *, empty: str) -> None:
+    """List the jobs or dead letters at ``path``."""
     found = context.as_operator().get(path, **asked)["jobs"]
     columns = ("job", "type", "stream", "state", "attempt", "reason", "due", "error")
     output.report_rows(context, found, columns, (_row(job) for job in found), empty=empty)
@@ -59,7 +60,7 @@ def list_jobs(
       holdfast jobs ls --stream order-17
     """
     asked = {"state": state, "type": type, "stream": stream, "reason": failed_with, "limit": limit}
-    _listed(context, "/admin/jobs", asked, empty="No such jobs.")
+    report_jobs(context, "/admin/jobs", asked, empty="No such jobs.")
 
 
 @jobs.command("show")
@@ -273,7 +274,7 @@ def list_dead(
       holdfast jobs dead --type SendMail
     """
     asked = {"type": type, "stream": stream, "reason": failed_with, "limit": limit}
-    _listed(context, "/admin/jobs/dead", asked, empty="No dead letters.")
+    report_jobs(context, "/admin/jobs/dead", asked, empty="No dead letters.")
 
 
 @jobs.command("replay")
@@ -299,7 +300,7 @@ def replay_jobs(
       holdfast jobs replay --type SendMail --rate 50 --reason "the relay is back"
     """
     body = {"reason": reason, **_chosen(type, stream, failed_with)}
-    _exhume(context, "replay", body, seqs, rate, "enqueued again")
+    move_dead(context, "replay", body, seqs, rate, "enqueued again")
 
 
 @jobs.command("discard")
@@ -333,7 +334,7 @@ def discard_jobs(
             abort=True,
             err=True,
         )
-    _exhume(
+    move_dead(
         context, "discard", {"reason": reason, **chosen}, seqs, DISCARDED_PER_SECOND, "forgotten"
     )
 
@@ -343,7 +344,7 @@ def _chosen(type: str | None, stream: str | None, failed_with: str | None) -> di
     return {name: value for name, value in asked.items() if value}
 
 
-def _exhume(
+def move_dead(
     context: CliContext,
     verb: str,
     body: dict[str, Any],

@@ -12,6 +12,8 @@ import msgspec
 import typer
 
 from holdfast.cli import output
+from holdfast.cli.alerts import problem_lines, show_objectives
+from holdfast.cli.cluster import show_cluster
 from holdfast.cli.context import (
     ASKED,
     TOKEN_HOURS,
@@ -27,6 +29,7 @@ from holdfast.errors import InvalidMessage, Unavailable
 key = group("API keys of tenants and operators.")
 
 BACKUP_SECONDS_MAX = 3600.0
+SHOWN_AS_LINES = {"ok", "alerts", "pending", "halted_chats", "dead_by_reason", "disk"}
 
 
 class KeyKindChoice(StrEnum):
@@ -81,19 +84,42 @@ def token(
 
 
 @remote_command
-def status(context: CliContext) -> None:
-    """Show how a running server is; exit code 1 if it is not ready.
+def status(
+    context: CliContext,
+    cluster: Annotated[
+        bool, typer.Option("--cluster", help="Show all nodes and what they share instead.")
+    ] = False,
+    slo: Annotated[
+        bool, typer.Option("--slo", help="Show the objectives over the node's last hour instead.")
+    ] = False,
+) -> None:
+    """Show how a running server is: first what is wrong and which page to open, else
+    one line. Exit code 1 if it is not ready.
+
+    With --cluster: every node, PostgreSQL, the registry and the leases; exit
+    code 1 if something needs a look. With --slo: exit code 1 if one is not met.
 
     Examples:
 
     \b
       holdfast status
       holdfast status --json --url http://127.0.0.1:9000
+      holdfast status --cluster
+      holdfast status --slo
     """
+    if cluster:
+        show_cluster(context)
+        return
+    if slo:
+        show_objectives(context)
+        return
     found: dict[str, Any] = context.as_operator().get("/admin/status")
-    output.report_object(context, found, {"server": context.address, **found})
-    for alarm in alarms(found):
-        typer.echo(f"alarm: {alarm}", err=True)
+    if not context.as_json:
+        problems = [*problem_lines(found), *(f"alarm: {each}" for each in alarms(found))]
+        for problem in problems or ["ok: ready, and no alert fires"]:
+            output.line(problem)
+    shown = {name: value for name, value in found.items() if name not in SHOWN_AS_LINES}
+    output.report_object(context, found, {"server": context.address, **shown})
     if found.get("ready") is False:
         raise typer.Exit(1)
 

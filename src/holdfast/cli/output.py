@@ -31,6 +31,7 @@ FREE_TEXT = frozenset(
         "facts",
         "url",
         "target",
+        "advice",
     }
 )
 """The columns that a table may fold; the others are ids, names and numbers."""

@@ -66,7 +66,7 @@ class RestClient:
     ) -> Any:
         """Return the decoded response; raise one of our errors for any other status."""
         with self.open(method, path, body, headers) as response:
-            return self._answer(response.status, response.read(ANSWER_BYTES_MAX))
+            return self._answer(response.status, response.read(ANSWER_BYTES_MAX), path)
 
     @contextmanager
     def open(
@@ -94,7 +94,7 @@ class RestClient:
             connection.request(method, self._prefix + path, data, sent)
             response = connection.getresponse()
             if response.status >= 300:
-                self._answer(response.status, response.read(ANSWER_BYTES_MAX))
+                self._answer(response.status, response.read(ANSWER_BYTES_MAX), path)
             yield response
         except ValueError:  # its text may carry a secret
             raise InvalidMessage(
@@ -114,7 +114,7 @@ class RestClient:
         finally:
             connection.close()
 
-    def _answer(self, status: int, data: bytes) -> Any:
+    def _answer(self, status: int, data: bytes, path: str) -> Any:
         if 200 <= status < 300:
             try:
                 return msgspec.json.decode(data) if data else None
@@ -123,6 +123,13 @@ class RestClient:
         try:
             detail = msgspec.json.decode(data, type=ErrorBody).error
         except (msgspec.DecodeError, UnicodeDecodeError):
+            if status == 503 and b'"not_ready"' in data:  # the answer of /health/ready
+                raise Unavailable(f"the server at {self.url} is not ready") from None
+            if status == 403 and path.startswith("/admin"):
+                raise Unavailable(
+                    f"the proxy at {self.url} lets no operator through (status 403): name a node's"
+                    " own address instead"
+                ) from None
             raise self._no_server(status) from None
         raise error_of(
             detail.code,

@@ -29,6 +29,12 @@ def serve(
             "-c", "--config", envvar="HOLDFAST_CONFIG", help="A settings file, TOML or YAML."
         ),
     ] = None,
+    roles: Annotated[
+        str | None,
+        typer.Option(
+            help="What this node does, of gateway,ingest,streaming,work,admin.  [default: all]"
+        ),
+    ] = None,
     changes: Annotated[
         list[str] | None,
         typer.Option("--set", metavar="PATH=VALUE", help="One setting; may be repeated."),
@@ -45,6 +51,7 @@ def serve(
     \b
       holdfast serve
       holdfast serve --port 9000 --state-dir ./state
+      holdfast serve -c cluster.toml --roles gateway,ingest
       holdfast serve --set gateway.timeouts.heartbeat_interval_seconds=10
     """
     from holdfast.node.lifecycle import run_node
@@ -58,6 +65,7 @@ def serve(
             "server.host": host,
             "server.port": port,
             "server.state_dir": str(state_dir) if state_dir else None,
+            "server.roles": roles,
         }
         overrides: dict[str, object] = {**named, **_changes(changes or [])}
         run_node(settings_of(config, overrides), typer.echo)

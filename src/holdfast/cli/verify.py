@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 from dataclasses import replace
+from itertools import cycle
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -28,8 +29,9 @@ _SHOWN_MAX = 3
 @remote_command
 def verify(
     context: CliContext,
-    server: Annotated[
-        str | None, typer.Argument(metavar="[URL]", help="The server; else as --url says.")
+    servers: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="URL", help="The server, or nodes of a cluster; else --url."),
     ] = None,
     replay: Annotated[
         Path | None,
@@ -60,17 +62,18 @@ def verify(
     \b
       holdfast verify
       holdfast verify https://chat.example.org --token-file tenant.key --seconds 60
+      holdfast verify http://10.0.0.11:8080 http://10.0.0.12:8080 --token-file tenant.key
       holdfast verify --history verify.jsonl
       holdfast verify --replay verify.jsonl
     """
     if replay is not None:
-        if server is not None or history is not None:
+        if servers or history is not None:
             raise InvalidMessage(
                 "--replay judges a file and asks no server: leave the URL and --history out"
             )
         _print_verdicts(context, _loaded(replay), left=[])
         return
-    workload = _workload(context, server or context.address, tenant, seconds, seed)
+    workload = _workload(context, servers or [context.address], tenant, seconds, seed)
     try:
         with output.progress(context) as moved:
             asyncio.run(
@@ -105,18 +108,20 @@ def _progress_text(now: WorkloadProgress) -> str:
 
 
 def _workload(
-    context: CliContext, url: str, tenant: str, seconds: float, seed: int | None
+    context: CliContext, urls: list[str], tenant: str, seconds: float, seed: int | None
 ) -> Workload:
     from holdfast.verify.workload import Workload, WorkloadSettings
 
-    members, stranger = _accounts(context, url, tenant)
+    members, stranger = _accounts(context, urls, tenant)
     chosen = secrets.randbelow(10**6) if seed is None else seed
-    operator = None if context.token else replace(context, url=url).as_operator()
-    return Workload(url, members, stranger, WorkloadSettings(seconds=seconds), chosen, operator)
+    operator = None if context.token else replace(context, url=urls[0]).as_operator()
+    return Workload(urls, members, stranger, WorkloadSettings(seconds=seconds), chosen, operator)
 
 
-def _accounts(context: CliContext, url: str, tenant: str) -> tuple[list[Account], Account | None]:
-    """Two members and a stranger, or the token's own user."""
+def _accounts(
+    context: CliContext, urls: list[str], tenant: str
+) -> tuple[list[Account], Account | None]:
+    """Two members and a stranger, or the token's own user; each asks another node."""
     from holdfast.client.connection import claims_of
     from holdfast.verify.workload import Account
 
@@ -129,12 +134,15 @@ def _accounts(context: CliContext, url: str, tenant: str) -> tuple[list[Account]
         claims = claims_of(token)
         return [
             Account(
-                User(claims.tenant or "default", claims.sub or ""), token, RestClient(url, token)
+                User(claims.tenant or "default", claims.sub or ""),
+                token,
+                RestClient(urls[0], token),
             )
         ], None
-    run = secrets.token_hex(3)
+    run, nodes = secrets.token_hex(3), cycle(urls)
 
     def account(name: str) -> Account:
+        url = next(nodes)
         user = f"verify-{run}-{name}"
         made = (
             _minted(RestClient(url, token), user) if token else context.mint(user, tenant, hours=2)

@@ -210,7 +210,7 @@ class Machine:
 
     def _next_question(self, session: ClientSession) -> float:
         """When the next frame that is not a send may be due."""
-        times = [self._ack_at] if self._chats.has_acks else []
+        times = [self._ack_at] if self._may_ack(session) else []
         if self._reads:
             times.append(session.received_at)
         if session.resuming is not None and session.resuming.asked_at == NEVER:
@@ -448,8 +448,12 @@ class Machine:
             session.sync = Sync(body.chat_id, self._request(), known_head, now)
             self._write(SyncRequest(request_id=session.sync.request_id, payload=body))
 
+    def _may_ack(self, session: ClientSession) -> bool:
+        """Before the resume is answered, the server has sent nothing to be acked."""
+        return session.resuming is None and self._chats.has_acks
+
     def _send_acks(self, session: ClientSession, now: float) -> None:
-        if now < self._ack_at or not self._chats.has_acks:
+        if now < self._ack_at or not self._may_ack(session):
             return
         self._ack_at = now + self._settings.ack_interval_seconds
         for _ in range(self._settings.acks_per_flush_max):

@@ -1,4 +1,6 @@
-"""The engines that the nodes of a cluster share, by URL. (Pure: values.)"""
+"""The engines that the nodes of a cluster share, by URL, and the roles of a node.
+(Pure: values.)
+"""
 
 from __future__ import annotations
 
@@ -6,9 +8,12 @@ from dataclasses import dataclass
 from typing import Literal
 from urllib.parse import parse_qs, urlsplit
 
-from holdfast.drivers.redis_url import check_redis_url
+from holdfast.drivers.redis_url import check_redis_url, is_this_machine
+from holdfast.errors import Unavailable
 
-_HERE = frozenset({"", "localhost", "127.0.0.1", "::1"})
+ROLES = ("gateway", "ingest", "streaming", "work", "admin")
+"""What a node can do, and what one that is alone does."""
+_WITH_KAFKA = frozenset({"relay", "fanout"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,37 +43,92 @@ class ClusterSettings:
 
     def __post_init__(self) -> None:
         if self.postgres:
-            check_postgres_url(self.postgres)
+            check_postgres_url("postgres", self.postgres)
         if self.redis:
             check_redis_url(self.redis)
         if self.failover == "lossless" and not self.postgres:
             raise ValueError("failover is about cluster.postgres, which is not set")
 
+    def check_others(self, roles: tuple[str, ...], work_url: str, rules_url: str) -> None:
+        """ValueError if other settings cannot work with these."""
+        if not self.postgres:
+            if set(roles) != set(ROLES):
+                raise ValueError(
+                    "server.roles needs cluster.postgres: a node that is alone has every role"
+                )
+            return
+        for name, url, why in (
+            ("work.url", work_url, "whichever node reads the log next repeats all webhooks"),
+            ("limits.rules_url", rules_url, "each node has rules of its own"),
+        ):
+            if url == "sqlite:":
+                raise ValueError(
+                    f"{name} is a file of one node (sqlite:), and cluster.postgres is set: then"
+                    f" {why}; leave {name} out"
+                )
 
-def check_postgres_url(url: str) -> None:
+
+def check_roles(roles: tuple[str, ...]) -> None:
+    """ValueError unless a node can have these and no others."""
+    known = f"the roles are {', '.join(ROLES)}"
+    if not roles:
+        raise ValueError(f"roles names none: {known}")
+    for role in roles:
+        if role in _WITH_KAFKA:
+            raise ValueError(
+                f"the role {role} comes with Kafka, which this version does not have: take it out"
+            )
+        if role not in ROLES:
+            raise ValueError(f"there is no role {role}: {known}")
+        if roles.count(role) > 1:
+            raise ValueError(f"the role {role} is named twice")
+    if "gateway" in roles and "ingest" not in roles:
+        raise ValueError(
+            "the role gateway needs ingest: a node stores what its own connections send"
+        )
+
+
+class MissingRole(Unavailable):
+    """Other nodes serve the request, and a proxy may try them; here it fails again."""
+
+    retryable = False
+
+
+def missing_role(role: str) -> MissingRole:
+    return MissingRole(f"this node does not have the role {role} (server.roles): ask another node")
+
+
+def check_postgres_url(name: str, url: str) -> None:
     """ValueError if it is no URL of PostgreSQL, or would send everything in clear text
-    to another machine without saying so.
+    to another machine without saying so. ``name``: of the setting.
     """
     if not url.startswith(("postgresql://", "postgres://")):
-        raise ValueError("postgres must begin with postgresql://")
+        raise ValueError(f"{name} must begin with postgresql://")
     try:
         address = urlsplit(url)
         asked, hosts = parse_qs(address.query), _hosts(address.netloc)
     except ValueError:
-        raise ValueError("postgres is no URL: percent-encode the password") from None
+        raise ValueError(
+            f"{name} is no URL: a port is a number, and characters such as / # ? @ in a password"
+            " are written as %XX"
+        ) from None
     hosts += [host for value in asked.get("host", ()) for host in value.split(",")]
-    remote = [host for host in hosts if host not in _HERE and not host.startswith("/")]
+    remote = [host for host in hosts if not is_this_machine(host)]
     if remote and "sslmode" not in asked:
         raise ValueError(
-            f"postgres is on another machine ({remote[0]}): add ?sslmode=verify-full, or"
+            f"{name} is on another machine ({remote[0]}): add ?sslmode=verify-full, or"
             " ?sslmode=disable if the network is yours alone"
         )
 
 
 def _hosts(netloc: str) -> list[str]:
-    """The hosts of ``user:password@host:port,host:port``."""
+    """The hosts of ``user:password@host:port,host:port``. ValueError if a port is none:
+    it may be part of a password.
+    """
     found = []
     for each in netloc.rpartition("@")[2].split(","):
-        host = each[1:].partition("]")[0] if each.startswith("[") else each.partition(":")[0]
-        found.append(host)
+        host, _, port = each.rpartition("]") if each.startswith("[") else each.partition(":")
+        if port.removeprefix(":") and not port.removeprefix(":").isdecimal():
+            raise ValueError
+        found.append(host.removeprefix("["))
     return found

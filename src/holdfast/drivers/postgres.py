@@ -1,4 +1,9 @@
-"""Connections to PostgreSQL that keep one session each.
+"""Connections to PostgreSQL that keep one session each, and notice a dead peer.
+
+A host that vanishes closes nothing. So both sides probe a silent connection after 5 s,
+and end one that is not answered 11 s long. The probes alone would not do: the kernel
+sends none while sent bytes wait for their confirmation, and repeats those for a quarter
+of an hour.
 
 Advisory locks, LISTEN, prepared statements and settings belong to a session. Behind a
 pooler in transaction mode (PgBouncer's ``pool_mode = transaction`` or ``statement``) a
@@ -9,6 +14,8 @@ keeps one session per connection (``pool_mode = session``) is accepted.
 
 from __future__ import annotations
 
+import re
+import socket
 from collections.abc import Mapping
 from typing import Any
 
@@ -18,6 +25,16 @@ from holdfast.errors import BadSetting
 
 _NOT_OURS = (asyncpg.DuplicatePreparedStatementError, asyncpg.InvalidSQLStatementNameError)
 """Errors of a shared session: another client's statement met ours."""
+
+
+_SILENT_SECONDS, _PROBE_SECONDS, _PROBES = 5, 2, 3
+_DEAD_SECONDS = _SILENT_SECONDS + _PROBE_SECONDS * _PROBES
+_WATCHED_BY_SERVER = {
+    "tcp_keepalives_idle": str(_SILENT_SECONDS),
+    "tcp_keepalives_interval": str(_PROBE_SECONDS),
+    "tcp_keepalives_count": str(_PROBES),
+    "tcp_user_timeout": str(_DEAD_SECONDS * 1000),
+}
 
 
 class SessionConnection(asyncpg.Connection):  # type: ignore[misc]  # it has no types
@@ -52,21 +69,57 @@ def addresses(url: str) -> list[str]:
     return [f"{scheme}{separator}{user}{at}{host}{slash}{path}" for host in hosts.split(",")]
 
 
+def driver_text(error: BaseException) -> str:
+    """What asyncpg or the system says, without passwords; it may name hosts."""
+    text = " ".join(str(error).split()) or type(error).__name__
+    return re.sub(r"(://[^:/@\s]*):[^@\s]*@", r"\1:…@", text)
+
+
+def wrong_setting(error: asyncpg.ClientConfigurationError) -> BadSetting:
+    """The URL, or a file that it names, is at fault: no retry helps."""
+    text = driver_text(error)
+    if "root certificate" in text:
+        text = f"{text} Or add &sslrootcert=FILE to the URL, with the server's authority"
+    return BadSetting(f"PostgreSQL cannot be connected to with this URL: {text}")
+
+
+def no_address() -> BadSetting:
+    """The driver's own text may quote a part of the password as the port."""
+    return BadSetting(
+        "this is no address of PostgreSQL: a port is a number, and characters such as / # ? @ in"
+        " a password are written as %XX"
+    )
+
+
 async def connect(
     url: str | None = None, *, settings: Mapping[str, str] | None = None, **options: Any
 ) -> Any:
     """A connection with these settings. Raises what asyncpg raises."""
     connection = await asyncpg.connect(url, **{**options, "connection_class": SessionConnection})
-    connection.set_again = "\n".join(
-        f"SET {name} = '{value}';" for name, value in (settings or {}).items()
-    )
-    if connection.set_again:
-        try:
-            await connection.execute(connection.set_again)
-        except BaseException:
-            connection.terminate()
-            raise
+    _watch_server(connection)
+    every = {**_WATCHED_BY_SERVER, **(settings or {})}
+    connection.set_again = "\n".join(f"SET {name} = '{value}';" for name, value in every.items())
+    try:
+        await connection.execute(connection.set_again)
+    except BaseException:
+        connection.terminate()
+        raise
     return connection
+
+
+def _watch_server(connection: Any) -> None:
+    peer = connection._transport.get_extra_info("socket")
+    if peer is None or peer.family not in (socket.AF_INET, socket.AF_INET6):
+        return
+    peer.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for option, value in (
+        ("TCP_KEEPIDLE", _SILENT_SECONDS),
+        ("TCP_KEEPINTVL", _PROBE_SECONDS),
+        ("TCP_KEEPCNT", _PROBES),
+        ("TCP_USER_TIMEOUT", _DEAD_SECONDS * 1000),
+    ):
+        if hasattr(socket, option):
+            peer.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)
 
 
 def pool(url: str, *, settings: Mapping[str, str], **options: Any) -> asyncpg.Pool:

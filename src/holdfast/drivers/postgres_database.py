@@ -2,8 +2,8 @@
 
 A host that vanishes closes nothing: its connections keep their locks until the server
 drops them. So every session asks the server to end it when it is idle inside a
-transaction, and to detect a dead peer within seconds by TCP keepalives. (Work has its
-own connections, because a handler may hold a transaction much longer.)
+transaction. (Work has its own connections, because a handler may hold a transaction
+much longer.)
 
 ``Database`` translates asyncpg's errors; no error it raises contains a host name.
 """
@@ -29,7 +29,9 @@ from holdfast.errors import HoldfastError, OutcomeUnknown, Unavailable
 
 RETRY_AFTER_SECONDS = 5.0
 
-FOREIGN = (OSError, asyncpg.PostgresError, asyncpg.InterfaceError, TimeoutError)
+CUT_OFF = (OSError, TimeoutError, asyncpg.InterfaceError, asyncpg.InternalClientError)
+"""The connection must not be used again."""
+FOREIGN = (*CUT_OFF, asyncpg.PostgresError)
 """Everything asyncpg raises."""
 
 
@@ -136,7 +138,7 @@ class Database:
                 await self._checked(connection)
                 try:
                     yield connection
-                except (OSError, asyncpg.InterfaceError, TimeoutError, asyncio.CancelledError):
+                except (*CUT_OFF, asyncio.CancelledError):
                     _end(connection)  # returning it to the pool would wait for it
                     raise
         except FOREIGN as error:
@@ -229,9 +231,6 @@ class Database:
 def _looked_after(settings: PostgresSettings) -> dict[str, str]:
     return {
         "idle_in_transaction_session_timeout": milliseconds(settings.timeout_seconds),
-        "tcp_keepalives_idle": "5",
-        "tcp_keepalives_interval": "2",
-        "tcp_keepalives_count": "3",
     }
 
 

@@ -1,8 +1,9 @@
 """The schema ``holdfast_cluster``: the small state that all nodes of a cluster share.
 
 Each adapter has its own tables there, its own migrations, and a row with their version.
-Migrations only add, and a release brings at most one for each adapter: so a node of the
-release before still runs on the tables, as it must while nodes are replaced one by one.
+Migrations of every schema in PostgreSQL only add, and a release brings at most one for
+each adapter: so a node of the release before still runs, and starts, on the tables, as
+it must while nodes are replaced one by one.
 """
 
 from __future__ import annotations
@@ -22,8 +23,8 @@ from holdfast.errors import BadSetting, StateCorrupted
 
 SCHEMA = "holdfast_cluster"
 _LOCK = 0x686F6C64_636C7501
-_NEWER_BY = 1
-"""How many versions newer than this program's the tables may be."""
+VERSIONS_AHEAD_MAX = 1
+"""How many versions newer than this program's a schema may be."""
 
 
 def cluster_database(settings: PostgresSettings, check: CheckConnection) -> Database:
@@ -45,7 +46,7 @@ async def migrate(database: Database, part: str, package: str) -> None:
     async with database.committing("be prepared") as db:
         await db.execute("SELECT pg_advisory_xact_lock($1)", _LOCK)
         present = await _present(db, part)
-        if present > len(scripts) + _NEWER_BY:
+        if present > len(scripts) + VERSIONS_AHEAD_MAX:
             raise StateCorrupted(
                 f"the tables of {part} in {SCHEMA} have version {present}, this release knows"
                 f" {len(scripts)}: run a newer Holdfast"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ssl
 from functools import cache
+from pathlib import Path
 from typing import Any, Literal, get_args
 
 from redis.asyncio.connection import AbstractConnection, ConnectionPool, SSLConnection, parse_url
@@ -20,7 +21,8 @@ from redis.exceptions import (
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import TimeoutError as RedisTimeout
 
-from holdfast.drivers.redis_url import SentinelAddress, secrets_of, sentinel_address
+from holdfast.drivers.redis_url import SentinelAddress, secrets_of, sentinel_address, split_options
+from holdfast.errors import BadSetting
 from holdfast.telemetry import safe_text
 
 RedisReason = Literal[
@@ -56,15 +58,30 @@ class UnfitRedis(RedisError):
 
 
 def connection_pool(url: str, **options: Any) -> ConnectionPool:
-    """Connections to the server, or to the service's current primary. No retries."""
+    """Connections to the server, or to the service's current primary. No retries.
+
+    BadSetting if a file with a password cannot be read.
+    """
+    url, ours = split_options(url)
     options["retry"] = Retry(NoBackoff(), 0)
+    if file := ours.get("password_file"):
+        options["password"] = _password_in(file)
     service = sentinel_address(url)
+    if service is not None and (file := ours.get("sentinel_password_file")):
+        service = service._replace(password=_password_in(file))
     if service is None:
         pool = ConnectionPool.from_url(url, **options)
     else:
         pool = _service_pool(service, options)
     pool.connection_class = _with_redis_errors(pool.connection_class)  # type: ignore[arg-type]
     return pool
+
+
+def _password_in(file: str) -> str:
+    try:
+        return Path(file).expanduser().read_text().strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise BadSetting(f"the file {file} with a password of Redis: {error}") from None
 
 
 def _service_pool(service: SentinelAddress, options: dict[str, Any]) -> ConnectionPool:

@@ -5,7 +5,11 @@
 
 User and password are those of the Redis servers. Sentinels with credentials of their
 own get them from ``?sentinel_username=…&sentinel_password=…``. ``rediss+sentinel://``
-is TLS to the sentinels and to the servers.
+is TLS to the sentinels and to the servers. Passwords may be in files instead:
+``?password_file=…&sentinel_password_file=…``.
+
+Without TLS a server on another machine is refused, unless the URL says that this is
+meant: ``?sslmode=disable``.
 """
 
 from __future__ import annotations
@@ -16,6 +20,9 @@ from urllib.parse import parse_qsl, unquote, urlencode, urlsplit
 SERVER_SCHEMES = ("redis", "rediss", "unix")
 SENTINEL_SCHEMES = ("redis+sentinel", "rediss+sentinel")
 SENTINEL_PORT = 26379
+OWN_OPTIONS = ("sslmode", "password_file", "sentinel_password_file")
+"""Those in the query that are ours; the others are redis-py's."""
+_HERE = frozenset({"", "localhost", "127.0.0.1", "::1"})
 
 
 class SentinelAddress(NamedTuple):
@@ -38,7 +45,9 @@ def check_redis_url(url: str) -> None:
     """
     scheme = url.partition("://")[0]
     if scheme in SENTINEL_SCHEMES:
-        sentinel_address(url)
+        service = sentinel_address(split_options(url)[0])
+        assert service is not None
+        _check_encrypted(url, [host for host, _ in service.sentinels])
         return
     if "://" not in url or scheme not in SERVER_SCHEMES:
         raise ValueError(
@@ -54,6 +63,33 @@ def check_redis_url(url: str) -> None:
             "the URL of Redis has no valid port; characters such as / # ? @ in a password are"
             " written as %XX"
         )
+    if scheme != "unix":
+        _check_encrypted(url, [urlsplit(url).hostname or ""])
+
+
+def is_this_machine(host: str) -> bool:
+    return host in _HERE or host.startswith("/")
+
+
+def _check_encrypted(url: str, hosts: list[str]) -> None:
+    mode = split_options(url)[1].get("sslmode")
+    if mode not in (None, "disable"):
+        raise ValueError("sslmode of a URL of Redis can only be disable; TLS is rediss://")
+    remote = not all(map(is_this_machine, hosts))
+    if remote and mode is None and not url.startswith("rediss"):
+        raise ValueError(
+            "Redis is on another machine and would get everything in clear text: use rediss://"
+            " (rediss+sentinel://), or add ?sslmode=disable if the network is yours alone"
+        )
+
+
+def split_options(url: str) -> tuple[str, dict[str, str]]:
+    """The URL without our own options, and these."""
+    before, mark, query = url.partition("?")
+    given = [each.partition("=") for each in query.split("&") if each]
+    ours = {name: unquote(value) for name, _, value in given if name in OWN_OPTIONS}
+    rest = "&".join("".join(each) for each in given if each[0] not in OWN_OPTIONS)
+    return (f"{before}{mark}{rest}" if rest else before), ours
 
 
 def sentinel_address(url: str) -> SentinelAddress | None:

@@ -34,6 +34,8 @@ AROUND_BODY_BYTES_MAX = 64 * KIB
 INTERIM_ANSWERS_MAX = 10
 """1xx answers before the final one; a normal server sends one or two."""
 UNREAD_BYTES_MAX = 128 * KIB
+_OTHER_HOST = (62, 64)
+"""OpenSSL's codes: the certificate names another host, or another address."""
 
 
 class HttpFailure(Exception):
@@ -77,8 +79,8 @@ class HttpServer:
             raise HttpFailure("lost", "the connection broke")
         answer = connection.begin()
         try:
-            connection.transport.write(b"%bContent-Length: %d\r\n\r\n" % (self._head, len(body)))
-            connection.transport.write(body)
+            head = b"%bContent-Length: %d\r\n\r\n" % (self._head, len(body))
+            connection.transport.writelines((head, body))  # in one packet if it is short
             del body
             await answer.head_arrived()
         except BaseException:
@@ -100,7 +102,7 @@ class HttpServer:
                 lambda: _Connection(loop, self), *self._address, ssl=self._tls
             )
         except OSError as error:
-            raise HttpFailure("unreachable", type(error).__name__) from None
+            raise HttpFailure("unreachable", _reason(error)) from None
         return connection
 
     def keep(self, connection: _Connection) -> asyncio.TimerHandle:
@@ -117,6 +119,17 @@ class HttpServer:
         """Close the idle connections."""
         for connection in self._idle:
             connection.transport.abort()
+
+
+def _reason(error: OSError) -> str:
+    """Why there is no connection, in words that name no address."""
+    if isinstance(error, ssl.SSLCertVerificationError):
+        if error.verify_code in _OTHER_HOST:
+            return "its certificate is for another host"
+        return f"its certificate is not trusted: {error.verify_message}"
+    if isinstance(error, ssl.SSLError):
+        return f"no TLS: {error.reason}"
+    return type(error).__name__
 
 
 class _Connection(asyncio.BufferedProtocol):
@@ -219,22 +232,13 @@ class HttpAnswer:
         """Give the rest of the body to ``sink``, in the turn it arrives in, until its
         end or until ``sink`` returns True. Raises HttpFailure, or what ``sink`` raised.
         """
+        if self._pieces and sink(await self.read()):
+            return
         self._sink = sink
-        if self._pieces:
-            self._pass_on(await self.read(), sink)
         while self._sink is not None and not self.is_complete:
             await self._news()
         if self._sink is not None and self._failure is not None:
             raise self._failure
-
-    def _pass_on(self, body: bytes, sink: Callable[[bytes], bool]) -> None:
-        if self._failure is None:
-            try:
-                if sink(body):
-                    self._sink = None
-                    self._wake()
-            except Exception as error:
-                self._fail(error)
 
     async def _news(self) -> None:
         if self._failure is not None:
@@ -306,12 +310,17 @@ class HttpAnswer:
 
     def on_body(self, body: bytes) -> None:
         self._body_bytes += len(body)
-        if self._sink is not None:
-            self._pass_on(body, self._sink)
-            return
-        self._pieces.append(body)
-        self._unread += len(body)
-        self._wake()
+        if self._sink is None:
+            self._pieces.append(body)
+            self._unread += len(body)
+            self._wake()
+        elif self._failure is None:
+            try:
+                if self._sink(body):
+                    self._sink = None
+                    self._wake()
+            except Exception as error:
+                self._fail(error)
 
     def on_message_complete(self) -> None:
         if self._is_final:

@@ -1,4 +1,5 @@
-"""The event log: the order on which every node agrees. Adapters: memory, sqlite.
+"""The event log: the order on which every node agrees. Adapters: memory, sqlite,
+postgres.
 
 A log has one or more shards, and all entries of a chat are in one of them. Offsets rise
 in commit order within a shard, not always by one, and between two entries of one chat
@@ -78,7 +79,8 @@ class EventLog(Protocol):
         """Up to ``limit`` entries past ``after``, in order, and the position behind
         them.
 
-        It may be empty, also if the position moved: entries without a sequence of a
+        Fewer than ``limit``: nothing that can be read followed them at that moment. It
+        may be empty, also if the position moved: entries without a sequence of a
         kind that this version does not know are left out and counted. Raises LogLost,
         Unavailable if the log cannot be read now, and UnreadableEvent if the first
         entry cannot be decoded. An undecodable entry further on ends the result before
@@ -96,6 +98,22 @@ class EventLog(Protocol):
 
     async def lag(self, after: Position) -> int:
         """How many entries follow ``after``, at most: offsets may skip numbers."""
+        ...
+
+
+class SharedLog(EventLog, Protocol):
+    """A log of several nodes. It does not keep entries without a sequence for good."""
+
+    async def forget_events(self, before: str, behind: Position, limit: int) -> int:
+        """Forget at most ``limit`` of them that are older than a moment and not past
+        ``behind``. How many; repeat until 0. A position before them is lost then.
+        """
+        ...
+
+    async def raise_epochs(self, reason: str) -> int:
+        """Raise the epochs of all chats, although nothing shows that commits were lost;
+        the new base. Unavailable if it is not known whether that happened.
+        """
         ...
 
 

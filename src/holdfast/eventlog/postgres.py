@@ -43,6 +43,8 @@ class _Page(Protocol):
     def reached(self) -> Mapping[int, int]: ...
     @property
     def unknown(self) -> int: ...
+    @property
+    def is_whole(self) -> bool: ...
 
 
 class LogSource(Protocol):
@@ -55,44 +57,58 @@ class LogSource(Protocol):
     async def read_log(self, after: Sequence[int], limit: int) -> _Page | None: ...
     async def log_lag(self, after: Sequence[int]) -> int: ...
     async def raise_all_epochs(self, base: int) -> None: ...
+    async def raise_epochs(self, reason: str) -> int: ...
+    async def forget_log_events(self, before: str, behind: Sequence[int], limit: int) -> int: ...
 
 
 class PostgresEventLog:
-    """See ``holdfast.eventlog.contract.EventLog``."""
+    """See ``holdfast.eventlog.contract.SharedLog``."""
 
     def __init__(self, source: LogSource) -> None:
         self._source = source
         self._grown = asyncio.Event()
         """A new one for each growth."""
-        self._ends: tuple[asyncio.Event, _Ends] | None = None
-        """The ends, and the growth before which they were read."""
+        self._end: tuple[asyncio.Event, Position] | None = None
+        """The end of the log, and the growth before which it was read."""
         source.on_grown(self._on_grown)
 
     async def end(self) -> Position:
-        ends = await self._look()
-        return Position(tuple(ends.ends), ends.base)
+        return (await self._look())[0]
 
     async def read(self, after: Position, limit: int) -> tuple[Sequence[LogEntry], Position]:
-        page = await self._source.read_log(after.offsets, limit)
-        if page is None:
-            await self._check(after)
-            return [], after
+        entries: list[LogEntry] = []
+        is_whole = False
+        while not is_whole and len(entries) < limit:
+            grown = self._grown
+            page = await self._source.read_log(after.offsets, limit - len(entries))
+            if page is None:
+                await self._check(after)
+                break
+            after = self._behind(page, after)
+            entries += page.entries
+            is_whole = page.is_whole
+            if is_whole:
+                self._end = (grown, after)
+            if page.unknown:
+                telemetry.log_entries_unknown(page.unknown)
+                break  # the caller keeps this position before more is skipped
+        return entries, after
+
+    def _behind(self, page: _Page, after: Position) -> Position:
+        """The position behind a page that was read after another one."""
         if page.base != after.base or any(
             after.offset(shard) + 1 < first for shard, first in page.firsts.items()
         ):
             raise LogLost
-        if page.unknown:
-            telemetry.log_entries_unknown(page.unknown)
         for shard, offset in page.reached.items():
             after = after.moved(shard, offset)
-        return page.entries, after
+        return after
 
     async def wait(self, after: Position) -> None:
         while True:
             grown = self._grown
-            known = self._ends
-            ends = known[1] if known is not None and known[0] is grown else await self._look()
-            end = Position(tuple(ends.ends), ends.base)
+            known = self._end
+            end = known[1] if known and known[0] is grown else (await self._look())[0]
             if after.is_beyond(end) or end.is_beyond(after):
                 return
             try:
@@ -100,30 +116,37 @@ class PostgresEventLog:
                     await grown.wait()
                 return
             except TimeoutError:
-                self._ends = None
+                self._end = None
 
     async def lag(self, after: Position) -> int:
         return await self._source.log_lag(after.offsets)
+
+    async def forget_events(self, before: str, behind: Position, limit: int) -> int:
+        return await self._source.forget_log_events(before, behind.offsets, limit)
+
+    async def raise_epochs(self, reason: str) -> int:
+        return await self._source.raise_epochs(reason)
 
     async def _check(self, after: Position) -> None:
         """LogLost unless ``after`` is a position of this log. One beyond the end proves
         that commits were lost which a failover did not show: all epochs are raised.
         """
-        ends = await self._look()
-        end = Position(tuple(ends.ends), ends.base)
+        end, firsts = await self._look()
         if after.base == end.base and after.is_beyond(end):
             await self._source.raise_all_epochs(after.base)
             raise LogLost
         if after.base != end.base or any(
-            after.offset(shard) + 1 < first for shard, first in enumerate(ends.firsts)
+            after.offset(shard) + 1 < first for shard, first in enumerate(firsts)
         ):
             raise LogLost
 
-    async def _look(self) -> _Ends:
+    async def _look(self) -> tuple[Position, Sequence[int]]:
+        """The end of the log, and the first position of each shard that is kept."""
         grown = self._grown
         ends = await self._source.log_ends()
-        self._ends = (grown, ends)
-        return ends
+        end = Position(tuple(ends.ends), ends.base)
+        self._end = (grown, end)
+        return end, ends.firsts
 
     def _on_grown(self) -> None:
         grown, self._grown = self._grown, asyncio.Event()

@@ -5,6 +5,7 @@
 - ``hot_chats``     which chats had many messages in the last minute (pure)
 - ``members``       who is in a chat, for what is asked often
 - ``job_reader``    makes jobs of the log, for webhooks and assistants
+- ``log_expiry``    forgets old events of a shared log that every reader has read
 - ``missed``        what a reader that lost the log reads from the store
 - ``dead_letters``  events that cannot be used, kept for an operator
 - ``registry``      which devices of which users are connected to which gateways

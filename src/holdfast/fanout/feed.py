@@ -18,6 +18,7 @@ from datetime import datetime
 from typing import Protocol, TypeVar
 
 import msgspec
+from msgspec.structs import replace
 
 from holdfast import telemetry
 from holdfast.bounds import positive
@@ -101,6 +102,8 @@ class LogFeed:
         self._gaps = Gaps()
         self._hot = HotChats(hot_messages_per_minute)
         self._begun = False
+        self._grown_at: float | None = None
+        """When the log said that it has grown, until what grew is read."""
         self._base = 0
         """The highest base of all epochs that the feed has acted on."""
         self.position = START
@@ -130,20 +133,35 @@ class LogFeed:
         entries, reached = await self._read()
         if not entries:
             self.position = reached
-            await self._deps.log.wait(reached)
-            # The acks of the commit are queued first: they and the messages of a
-            # connection leave in one write.
-            await asyncio.sleep(0)
+            await self._wait()
             return
         if self._raises_all(entries):
             await self._take_end()
             return
+        read_at = self._clock.monotonic()
+        if self._grown_at is not None:
+            telemetry.message_step("publish", read_at - self._grown_at)
+            self._grown_at = None
         self._watch(entries)
         self._forget_members(entries)
         self._count(entries)
         await self._deliver_or_dead_letter(entries)
+        telemetry.message_step("fan_out", self._clock.monotonic() - read_at)
         self.position = reached
         await self._measure(entries)
+        if len(entries) < self._read_entries_max:
+            await self._wait()
+
+    async def _wait(self) -> None:
+        """Return when more may have come. A read that was not full is at the end of the
+        log, or nearly so: reading once more, to find nothing, would cost as much.
+        """
+        telemetry.fanout_lag(0)
+        await self._deps.log.wait(self.position)
+        self._grown_at = self._clock.monotonic()
+        # The acks of the commit are queued first: they and the messages of a connection
+        # leave in one write.
+        await asyncio.sleep(0)
 
     async def _read(self) -> tuple[Sequence[LogEntry], Position]:
         """The next entries and the position behind them. Empty after an entry that
@@ -164,7 +182,7 @@ class LogFeed:
     async def _take_end(self) -> None:
         """Go on at the end of the log; what came before it is in the store."""
         self.position = await self._patiently(self._deps.log.end)
-        self._base = max(self._base, self.position.base)
+        self._is_higher(self.position.base)
         self._gaps = Gaps()
         self._deps.members.forget_all()
         await self._deps.receiver.on_log_lost()
@@ -187,10 +205,16 @@ class LogFeed:
         Every shard says it.
         """
         bases = (e.what.base for e in entries if isinstance(e.what, AllEpochsRaised))
-        base = max(bases, default=0)
+        return self._is_higher(max(bases, default=0))
+
+    def _is_higher(self, base: int) -> bool:
+        """Whether all epochs were raised since. A position of the old base is lost, so
+        the end of the log may show it before an entry does.
+        """
         if base <= self._base:
             return False
-        telemetry.log.critical("fanout.epochs_raised", base=base, severity="SEV-1")
+        if self._begun:
+            telemetry.epochs_raised(base)
         self._base = base
         return True
 
@@ -224,32 +248,33 @@ class LogFeed:
                 for entry in entries:
                     await self._deliver_or_dead_letter([entry])
             else:
-                await self._dead_letter(
-                    "defect", entries[0], repr(error), msgspec.json.encode(entries[0])
-                )
+                await self._dead_letter("defect", entries[0], repr(error), _shown(entries[0]))
         else:
             for entry in unreadable:
-                data = msgspec.json.encode(entry)
                 reason = "the event does not say what it changes"
-                await self._dead_letter("event", entry, reason, data)
+                await self._dead_letter("event", entry, reason, _shown(entry))
 
     async def _dead_letter(
         self, reason: str, event: LogEntry | UnreadableEvent, message: str, data: bytes
     ) -> None:
         at = timestamp(self._clock.now())
-        await self._deps.dead_letters.put(
-            DeadLetter(event.shard, event.offset, reason, message, data[:DATA_BYTES_MAX], at)
-        )
+        found = (event.shard, event.offset, reason, message, data[:DATA_BYTES_MAX], at)
+        await self._deps.dead_letters.put(DeadLetter(*found, event.tenant, event.chat_id))
 
     async def _measure(self, entries: Sequence[LogEntry]) -> None:
-        """Measure how far this reader is behind the log. The log is asked for its end
-        only if the batch was full.
+        """Measure how far this reader is behind the log. The log is asked for it only
+        if the batch was full; a reader that finds nothing is at the end.
         """
-        behind = 0
         if len(entries) == self._read_entries_max:
-            behind = await self._patiently(lambda: self._deps.log.lag(self.position))
-        telemetry.fanout_lag(behind)
+            telemetry.fanout_lag(await self._patiently(lambda: self._deps.log.lag(self.position)))
         oldest = next((e.what for e in entries if isinstance(e.what, Message)), None)
         if oldest is not None:
             stamped = datetime.fromisoformat(oldest.created_at).timestamp()
             telemetry.delivery_lag(max(self._clock.now() - stamped, 0.0))
+
+
+def _shown(entry: LogEntry) -> bytes:
+    """The entry for an operator, without a member's text: that is in its chat."""
+    if isinstance(entry.what, Message) and entry.what.kind == "text":
+        entry = replace(entry, what=replace(entry.what, content=""))
+    return msgspec.json.encode(entry)

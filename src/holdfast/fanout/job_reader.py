@@ -46,6 +46,34 @@ MOMENT_UNKNOWN_SECONDS = 86_400.0
 """How far a reader looks back that an older version left without a moment."""
 
 
+_Marks = dict[tuple[str, int], int]
+
+
+async def stored_marks(jobs: WorkStore, reader: str, shards: int) -> tuple[str, _Marks]:
+    """Under which name a reader goes on, and its stored marks there, by row and shard.
+
+    None are stored if it has never begun.
+    """
+    name, marks = reader, await _marks_of(jobs, reader, shards)
+    while later := await _marks_of(jobs, _next_name(name), shards):
+        name, marks = _next_name(name), later
+    return name, marks
+
+
+async def _marks_of(jobs: WorkStore, name: str, shards: int) -> _Marks:
+    """Empty unless a position is stored under this name."""
+    positions = [(name, shard) for shard in range(shards)]
+    rows = [*positions, (f"{name}.base", 0), (f"{name}.moment", 0)]
+    stored = [(row, await jobs.reader_offset(*row)) for row in rows]
+    marks = {row: mark for row, mark in stored if mark is not None}
+    return marks if marks.keys() & set(positions) else {}
+
+
+def _next_name(name: str) -> str:
+    reader, _, losses = name.partition(".")
+    return f"{reader}.{int(losses or 0) + 1}"
+
+
 class JobReader(ABC):
     """Runs until cancelled; the node restarts a failed one at its stored position.
 
@@ -56,8 +84,9 @@ class JobReader(ABC):
 
     def __init__(self, log: EventLog, jobs: WorkStore, chats: ChatStore, clock: Clock) -> None:
         self._log, self._jobs, self._chats, self._clock = log, jobs, chats, clock
-        self._losses, self._unmarked = 0, 0
-        self._marks: dict[tuple[str, int], int] = {}
+        self._name, self._unmarked = self.reader, 0
+        """Under which it goes on; another one after each loss."""
+        self._marks: _Marks = {}
         """The stored marks under its name, by row and shard."""
         self._moment = 0.0
         self._missed: MissedMessages | None = None
@@ -66,6 +95,7 @@ class JobReader(ABC):
         """The stored position."""
         self.is_held: Callable[[], bool] = lambda: True
         """Whether this node holds the reader's lease."""
+        self.held_poll_seconds = HELD_POLL_SECONDS
         self.begun = False
         """Whether its position is stored."""
 
@@ -78,7 +108,7 @@ class JobReader(ABC):
     async def run(self) -> None:
         while True:
             if not self.is_held():
-                await asyncio.sleep(HELD_POLL_SECONDS)
+                await asyncio.sleep(self.held_poll_seconds)
                 continue
             try:
                 position = await self.begin()
@@ -103,33 +133,17 @@ class JobReader(ABC):
         return self.marked
 
     async def _begin(self) -> Position:
-        end = await self._log.end()
-        self._losses, position = 0, await self._stored(end, self.reader)
-        while (later := await self._stored(end, f"{self.reader}.{self._losses + 1}")) is not None:
-            self._losses, position = self._losses + 1, later
-        moment, now = self._marks.get((f"{self._name}.moment", 0)), self._clock.now()
+        end, now = await self._log.end(), self._clock.now()
+        name, marks = await stored_marks(self._jobs, self.reader, len(end.offsets))
+        self._name, self._marks = name, marks
+        if not marks:
+            self._moment = now
+            await self.mark(end)
+            return end
+        moment = marks.get((f"{name}.moment", 0))
         self._moment = now - MOMENT_UNKNOWN_SECONDS if moment is None else moment / 1000
-        if position is None:
-            self._moment, position = now, end
-            await self.mark(position)
-        return position
-
-    @property
-    def _name(self) -> str:
-        return f"{self.reader}.{self._losses}" if self._losses else self.reader
-
-    async def _stored(self, end: Position, name: str) -> Position | None:
-        """The stored position of a reader of all shards that the log has."""
-        shards = [(name, shard) for shard in range(len(end.offsets))]
-        rows = [*shards, (f"{name}.base", 0), (f"{name}.moment", 0)]
-        stored = [(row, await self._jobs.reader_offset(*row)) for row in rows]
-        marks = {row: mark for row, mark in stored if mark is not None}
-        if not marks.keys() & set(shards):
-            return None
-        self._marks = marks
-        return Position(
-            tuple(marks.get(row, 0) for row in shards), marks.get((f"{name}.base", 0), 0)
-        )
+        offsets = tuple(marks.get((name, shard), 0) for shard in range(len(end.offsets)))
+        return Position(offsets, marks.get((f"{name}.base", 0), 0))
 
     async def advance(self, position: Position) -> Position:
         """Make jobs of the next entries; returns the new position."""
@@ -166,7 +180,8 @@ class JobReader(ABC):
         while (entries := await missed.next()) is not None:
             if drafts := await self.drafts(entries, self.marked):
                 await self._jobs.enqueue(drafts)
-        self._losses, self._marks, self._moment = self._losses + 1, {}, missed.began_at
+            missed.done()
+        self._name, self._marks, self._moment = _next_name(self._name), {}, missed.began_at
         try:
             await self.mark(missed.end)
         except VersionConflict:

@@ -1,9 +1,9 @@
 """What a reader missed, read from the store: the messages since a moment, by chat.
 
 The chats are looked through in the store's order, and each active one is read forward
-from its first message since the moment. A failed read is repeated: the next call goes
-on where the last one ended. Chats and messages are bounded per call, so the size of the
-store bounds nothing but the time.
+from its first message since the moment. A failed read is repeated, and what was read is
+given again until the reader is done with it. Chats and messages are bounded per call,
+so the size of the store bounds nothing but the time.
 """
 
 from __future__ import annotations
@@ -31,11 +31,21 @@ class MissedMessages:
         self._is_last = False
         self._sequence: int | None = None
         """Of the first chat: the last one that was read; None: it is not begun."""
+        self._given: Sequence[LogEntry] | None = None
 
     async def next(self) -> Sequence[LogEntry] | None:
         """The next messages, all of one chat, as entries at offset 0; perhaps none.
-        None at the end.
+        None at the end. The same again until ``done``.
         """
+        if self._given is None:
+            self._given = await self._read()
+        return self._given
+
+    def done(self) -> None:
+        """What ``next`` gave has its jobs."""
+        self._given = None
+
+    async def _read(self) -> Sequence[LogEntry] | None:
         if not self._chats:
             if self._is_last:
                 return None

@@ -5,11 +5,14 @@ wait. Changes go to the registry in batches. Its answers say whose first connect
 anywhere opened and whose last one closed, which other users see as presence, and which
 connections a newer one displaced.
 
-Every ``renew_seconds`` the gateway renews its node record. If the registry's count of
+Every ``renew_seconds`` the gateway renews itself. If the registry's count of
 changes is not this gateway's own, or after a call that failed, it compares everything
 the registry has with its own connections and corrects the difference. So a connection
 that could not be registered is not kept: the comparison finds it. What a lost answer
 had said of a user is asked for again, or is plain from the comparison.
+
+A connection that the comparison registers late counts from the moment it opened: its
+device may have a newer one elsewhere by now, which it must not displace.
 """
 
 from __future__ import annotations
@@ -29,7 +32,6 @@ from holdfast.fanout.registry.contract import (
     RENEW_SECONDS,
     DeviceConnection,
     Displacement,
-    NodeRecord,
     Registry,
 )
 from holdfast.message import User
@@ -56,7 +58,6 @@ class PresenceReporter:
         ephemeral: Ephemeral,
         bus: Bus,
         clock: Clock,
-        record: Callable[[], NodeRecord],
         devices_max: int,
         renew_seconds: float = RENEW_SECONDS,
     ) -> None:
@@ -65,17 +66,19 @@ class PresenceReporter:
         self._ephemeral = ephemeral
         self._bus = bus
         self._clock = clock
-        self._record = record
         self._devices_max = devices_max
         self._renew_seconds = renew_seconds
         self._here: dict[str, DeviceConnection] = {}
         self._changed: dict[str, DeviceConnection] = {}
+        self._opened_at: dict[str, float] = {}
+        """Of the connections that are not registered yet."""
         self._changes = 0
         """As the registry should have counted them."""
         self._unsure: dict[str, DeviceConnection] = {}
         """Opened or closed by a call that failed, or closed while all calls fail."""
         self._failing = True
         self._is_logged = False
+        self._reason = "it has not answered yet"
         self._renew_at = clock.monotonic()
         self._woken = asyncio.Event()
         self.close_displaced: Callable[[Iterable[str]], None] = lambda connection_ids: None
@@ -85,11 +88,13 @@ class PresenceReporter:
 
     def on_connected(self, user: User, device_id: str, connection_id: str) -> None:
         self._here[connection_id] = DeviceConnection(user, device_id, connection_id)
+        self._opened_at[connection_id] = self._clock.monotonic()
         self._note(self._here[connection_id])
 
     def on_disconnected(self, connection_id: str) -> None:
         """Harmless if it is repeated."""
         if (connection := self._here.pop(connection_id, None)) is not None:
+            self._opened_at.pop(connection_id, None)
             self._note(connection)
 
     def _note(self, connection: DeviceConnection) -> None:
@@ -111,6 +116,11 @@ class PresenceReporter:
         """Whether the registry has all connections of this gateway."""
         return not self._failing
 
+    @property
+    def registry_trouble(self) -> str | None:
+        """Why it has not; None while it has."""
+        return self._reason if self._failing else None
+
     # --- the registry -----------------------------------------------------------------
 
     async def run(self) -> None:
@@ -123,6 +133,7 @@ class PresenceReporter:
                 except (HoldfastError, TimeoutError) as error:
                     telemetry.registry_failed(error, is_first=not self._is_logged)
                     self._failing = self._is_logged = True
+                    self._reason = str(error) or "no answer in time"
                     self._renew_at = self._clock.monotonic() + RETRY_SECONDS
                 rest = self._renew_at - self._clock.monotonic()
                 if self._failing:
@@ -145,16 +156,20 @@ class PresenceReporter:
             )
 
     async def _renew(self) -> None:
-        renewal = await _in_time(self._registry.renew(self._gateway, self._record()))
+        sent_at = self._clock.monotonic()
+        renewal = await _in_time(self._registry.renew(self._gateway))
         telemetry.registry_answered(is_first=self._is_logged)
         self._is_logged = False
         telemetry.healthy_gateways(renewal.gateways)
         self.close_displaced(renewal.displaced)
         if self._failing or renewal.changes != self._changes:
-            await self._compare()
+            await self._compare(renewal.at, sent_at)
 
-    async def _compare(self) -> None:
-        """Make the registry's connections of this gateway equal to its own."""
+    async def _compare(self, registry_time: int, sent_at: float) -> None:
+        """Make the registry's connections of this gateway equal to its own.
+
+        ``registry_time`` is its answer to a call that was sent at ``sent_at``.
+        """
         recorded = {
             connection.connection_id: connection
             for connection in await _in_time(self._registry.connections_of(self._gateway))
@@ -162,16 +177,26 @@ class PresenceReporter:
         here, unsure = dict(self._here), self._unsure
         maybe_there = unsure | self._changed | recorded
         self._changed, self._unsure, self._failing = {}, {}, False
+        late = [connection for each, connection in here.items() if each not in recorded]
         await self._apply(
-            [connection for each, connection in here.items() if each not in recorded],
+            [self._dated(connection, registry_time, sent_at) for connection in late],
             [connection for each, connection in maybe_there.items() if each not in here],
         )
         self._keep({each: connection.since for each, connection in recorded.items()})
-        renewal = await _in_time(self._registry.renew(self._gateway, self._record()))
+        renewal = await _in_time(self._registry.renew(self._gateway))
         self._changes = renewal.changes
         for each, connection in unsure.items():
             if each in recorded and each in self._here:
                 self._ephemeral.presence(connection.user, "online", renewal.at)
+
+    def _dated(
+        self, connection: DeviceConnection, registry_time: int, sent_at: float
+    ) -> DeviceConnection:
+        """The connection since it opened, by the registry's clock."""
+        open_seconds = sent_at - self._opened_at.get(connection.connection_id, sent_at)
+        if connection.since or open_seconds <= 0:
+            return connection
+        return connection._replace(since=max(registry_time - int(open_seconds * 1_000_000), 1))
 
     async def _apply(
         self, opened: Sequence[DeviceConnection], closed: Sequence[DeviceConnection]
@@ -206,6 +231,7 @@ class PresenceReporter:
     def _keep(self, since: Mapping[str, int]) -> None:
         """Registered again, a connection keeps its time."""
         for connection_id, stamp in since.items():
+            self._opened_at.pop(connection_id, None)
             if (connection := self._here.get(connection_id)) is not None:
                 self._here[connection_id] = connection._replace(since=stamp)
 

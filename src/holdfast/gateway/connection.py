@@ -275,6 +275,7 @@ class Connection:
         """Answer open requests, send the reason, close. Safe to call twice."""
         if self.closing is not None:
             return
+        delay_ms += self._host.spread_ms() if closing.spread else 0
         self._answer_early(Unavailable(f"the connection closes: {closing.reason}"))
         if self.authenticated:
             self.do(self.session.close(closing, delay_ms, message))
@@ -379,7 +380,7 @@ class Connection:
 
     def _close_socket(self, closing: CloseReason) -> None:
         self.closing = closing
-        telemetry.connection_closed(closing.reason)
+        telemetry.connection_closed(closing.reason, forces_resync=closing.forces_resync)
         self._host.log(self, "gateway.connection_closed", reason=closing.reason)
         self._socket.close(closing.code, closing.reason)
         asyncio.get_running_loop().call_later(LINGER_SECONDS, self._socket.abort)
@@ -463,7 +464,7 @@ class Connection:
         except HoldfastError as error:
             self.write(encode_frame(error_payload(error)))
             self._answer_early(error)
-            self.close(CloseReason.UPSTREAM_FAILURE, delay_ms=self._host.spread_ms())
+            self.close(CloseReason.UPSTREAM_FAILURE)
             return
         if self.closing is None:
             self.established = True

@@ -55,7 +55,9 @@ class PresenceListener(Protocol):
     """Learns from the gateway which devices are connected and who is typing."""
 
     def on_connected(self, user: User, device_id: str, connection_id: str) -> None:
-        """A connection was authenticated."""
+        """A connection is established. One that never is (its chats cannot be read)
+        must not displace its device's next one at another node.
+        """
         ...
 
     def on_disconnected(self, connection_id: str) -> None:
@@ -81,6 +83,8 @@ class Gateway:
         self._connections: dict[str, Connection] = {}
         self._roster: Roster[Connection] = Roster(deps.settings.connections_per_user)
         self._dirty: list[Connection] = []
+        self._dirty_since = 0.0
+        self._ticked_at = deps.clock.monotonic()
         self._tasks: set[asyncio.Task[None]] = set()
         self._timers: list[asyncio.Task[None]] = []
         self.cutoff = Cutoff(deps, self._roster, self._connections.values)
@@ -257,13 +261,13 @@ class Gateway:
     def on_opened(self, connection: Connection, now: float) -> None:
         for displaced in self._roster.add(connection):
             displaced.close(CloseReason.DUPLICATE_CONNECTION)
-        self._presence.on_connected(connection.user, connection.device_id, connection.connection_id)
 
     async def read_memberships(self, connection: Connection) -> Mapping[str, Cursor]:
         return await self.roster_sync.read_memberships(connection)
 
     def on_established(self, connection: Connection) -> None:
         self._roster.establish(connection)
+        self._presence.on_connected(connection.user, connection.device_id, connection.connection_id)
         self.replies.on_established(connection)
 
     def on_lost(self, connection: Connection) -> None:
@@ -272,6 +276,7 @@ class Gateway:
         self.cutoff.forget(connection)
         if connection.authenticated:
             self._roster.remove(connection)
+        if connection.established:
             self._presence.on_disconnected(connection.connection_id)
         telemetry.connection_ended(len(self._connections))
         if not self._connections:
@@ -282,6 +287,7 @@ class Gateway:
             return
         connection.dirty = True
         if not self._dirty:
+            self._dirty_since = self._deps.clock.monotonic()
             asyncio.get_running_loop().call_soon(self._flush)
         self._dirty.append(connection)
 
@@ -321,11 +327,14 @@ class Gateway:
                 connection.flush()
             except Exception as error:
                 _give_up(connection, error)
+        telemetry.message_step("write", self._deps.clock.monotonic() - self._dirty_since)
 
     # --- timers -----------------------------------------------------------------------
 
     async def _tick(self) -> None:
         now = self._deps.clock.monotonic()
+        telemetry.connections_open(len(self._connections) * (now - self._ticked_at))
+        self._ticked_at = now
         waiting = 0
         for connection in list(self._connections.values()):
             if now >= connection.due:
@@ -336,7 +345,7 @@ class Gateway:
             if connection.paused:  # a socket that is not paused has nothing waiting
                 waiting += connection.waiting_bytes
         self.cutoff.tick(now)
-        self.memory_budget.check(waiting, self.open_connections, self.spread_ms)
+        self.memory_budget.check(waiting, self.open_connections)
         patience = self._deps.settings.upstream_failure_close_seconds
         if patience and self._deps.sends_failing_seconds() >= patience:
             self._close_all(CloseReason.UPSTREAM_FAILURE)
@@ -353,7 +362,7 @@ class Gateway:
         while self._connections and clock.monotonic() < end:
             for connection in list(self._connections.values()):
                 if not connection.open_requests:
-                    connection.close(CloseReason.SERVER_SHUTDOWN, delay_ms=self.spread_ms())
+                    connection.close(CloseReason.SERVER_SHUTDOWN)
             self._empty.clear()
             if self._connections:
                 await wait_at_most(self._empty, min(TICK_SECONDS, end - clock.monotonic()))
@@ -363,14 +372,14 @@ class Gateway:
             await wait_at_most(self._empty, LINGER_SECONDS)
 
     def _close_all(self, closing: CloseReason) -> None:
-        """Close every connection, each with its own delay before it reconnects."""
         for connection in list(self._connections.values()):
-            connection.close(closing, delay_ms=self.spread_ms())
+            connection.close(closing)
 
 
 def _give_up(connection: Connection, error: BaseException) -> None:
     """Abort a connection that met a defect, and go on with the others."""
     telemetry.defect("gateway", error)
+    telemetry.connection_aborted()
     connection.abort()
 
 

@@ -25,6 +25,7 @@ from holdfast.access.network import (
     repeated_header,
 )
 from holdfast.access.principal import Principal, bearer
+from holdfast.drivers.cluster import missing_role
 from holdfast.errors import (
     Forbidden,
     HoldfastError,
@@ -123,6 +124,8 @@ class Handshake:
     origins: Collection[str]
     proxies: Collection[Network]
     draining: Callable[[], bool]
+    is_gateway: bool = True
+    """Whether this node has the role; without it no connection is accepted."""
     rules: EntryPoints | None = None
     legacy_rate_limit_headers: bool = False
     """Also send the older header names, as REST does."""
@@ -143,6 +146,8 @@ class Handshake:
         _check_form(request, headers, repeated)
         if request.path != PATH:
             raise NotFound(f"there is no WebSocket at this path; use {PATH}")
+        if not self.is_gateway:
+            raise missing_role("gateway")
         if self.draining():
             raise Unavailable("this node is shutting down", retry_after_seconds=1)
         if not origin_allowed(headers.get(b"origin"), self.origins):

@@ -7,7 +7,7 @@ closed: a disconnected client recovers by itself, a node out of memory does not.
 from __future__ import annotations
 
 from asyncio import Transport
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from operator import itemgetter
 
 from holdfast import telemetry
@@ -36,16 +36,14 @@ class MemoryBudget:
         """The bytes that wait in each HTTP transport."""
         return {transport: _waiting(transport) for transport in self._unread}
 
-    def check(
-        self, in_websockets: int, connections: Iterable[Connection], spread_ms: Callable[[], int]
-    ) -> None:
+    def check(self, in_websockets: int, connections: Iterable[Connection]) -> None:
         """Report what waits, ``in_websockets`` and in HTTP; above the budget, shed."""
         waiting = in_websockets + sum(self.unread_responses.values())
         telemetry.outbound_buffers(waiting)
         if waiting > self._bytes_max:
-            self._shed(connections, spread_ms)
+            self._shed(connections)
 
-    def _shed(self, connections: Iterable[Connection], spread_ms: Callable[[], int]) -> None:
+    def _shed(self, connections: Iterable[Connection]) -> None:
         """Close the fullest connections until the rest fits the budget.
 
         Bytes of connections that are closing already are about to be freed and do not
@@ -61,7 +59,7 @@ class MemoryBudget:
                 return
             waiting -= size
             if isinstance(holder, Connection):
-                holder.close(CloseReason.MEMORY_PRESSURE, delay_ms=spread_ms())
+                holder.close(CloseReason.MEMORY_PRESSURE)
             else:
                 telemetry.http_connection_shed()
                 holder.abort()

@@ -92,6 +92,8 @@ class RosterSync:
         """The epochs that were raised while anything is being read."""
         self._doubtful: dict[User, None] = {}
         """Users whose memberships must be read again."""
+        self._doubtful_chats: dict[str, None] = {}
+        """Chats whose sessions must be compared with the store."""
         self._losses = 0
         self._moved: list[set[User]] = []
         """For each comparison under way: users who joined or left a chat meanwhile."""
@@ -156,6 +158,13 @@ class RosterSync:
             if (progress := connection.session.chats.get(chat_id)) is not None:
                 progress.on_epoch_raised(raised)
         self._on_head(chat_id, raised)
+
+    def compare_chats(self, chat_ids: Sequence[str]) -> None:
+        """Compare the sessions of these chats, or of all, with the store: an event was
+        put aside. As after a loss of log entries, but of these chats alone.
+        """
+        self._doubtful_chats.update(dict.fromkeys(chat_ids or self._roster.chats))
+        self._has_doubts.set()
 
     async def on_log_lost(self) -> None:
         """Put every session behind; they are live again after a read."""
@@ -309,9 +318,22 @@ class RosterSync:
         if self._doubtful:
             self._has_doubts.set()
 
+    async def _doubt_chats(self) -> None:
+        """All users are read: a member may be missing on the roster."""
+        chat_ids, self._doubtful_chats = list(self._doubtful_chats), {}
+        turns = Turns(self._clock)
+        for chat_id in chat_ids:
+            for connection in self._roster.in_chat(chat_id):
+                if (progress := connection.session.chats.get(chat_id)) is not None:
+                    progress.on_log_lost()
+            await turns.give_way()
+        if chat_ids:
+            self._doubt(self._roster.users)
+
     async def settle_doubts(self) -> None:
         """Wait for users whose memberships are in doubt, and read some of them."""
         await self._has_doubts.wait()
+        await self._doubt_chats()
         users = list(islice(self._doubtful, self._users_per_read))
         await _in_parts("memberships", users, self._users_per_read, self._compare_memberships)
         left = [user for user in users if user in self._doubtful]

@@ -12,7 +12,8 @@ from itertools import groupby
 from operator import itemgetter
 
 from holdfast import telemetry
-from holdfast.errors import HoldfastError, InternalError
+from holdfast.clock import Clock
+from holdfast.errors import HoldfastError, InternalError, RateLimited
 from holdfast.ingest.contract import Sends
 from holdfast.limits.entry_points import EntryPoints
 from holdfast.message import Outcome, User
@@ -29,10 +30,13 @@ class AdmissionControl:
     order. The bounds of sessions and requests bound what waits here.
     """
 
-    def __init__(self, sends: Sends, entry_points: EntryPoints) -> None:
+    def __init__(self, sends: Sends, entry_points: EntryPoints, clock: Clock) -> None:
         self._sends = sends
         self._entry_points = entry_points
+        self._clock = clock
         self._waiting: list[_Send] = []
+        self._since = 0.0
+        """When the first of them came."""
 
     def submit(
         self,
@@ -43,6 +47,7 @@ class AdmissionControl:
         answer: Callable[[Outcome], None],
     ) -> None:
         if not self._waiting:
+            self._since = self._clock.monotonic()
             asyncio.get_running_loop().call_soon(self._admit)
         self._waiting.append((body, sender, source, deadline, answer))
 
@@ -56,10 +61,19 @@ class AdmissionControl:
                     if refused is None or index < admitted:
                         self._sends.submit(*send)
                     else:
+                        self._count(refused)
                         send[4](refused)
                 except Exception as error:
                     # one broken listener must not cost the others their answers
                     telemetry.defect("limits", error)
+
+        telemetry.message_step("admit", self._clock.monotonic() - self._since)
+
+    def _count(self, refused: HoldfastError) -> None:
+        if isinstance(refused, RateLimited):
+            telemetry.sends_refused()
+        else:
+            telemetry.send_turned_away("defect")
 
     def _ask(self, sender: User, count: int) -> tuple[int, HoldfastError | None]:
         """How many may pass, and the others' error; a defect fails this sender only."""

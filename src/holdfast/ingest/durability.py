@@ -157,9 +157,12 @@ class StoreDurability:
         fresh = sum(
             [isinstance(outcome, Acked) and not outcome.deduplicated for outcome in outcomes]
         )
-        names = ["persisted"] * fresh if fresh == len(outcomes) else map(_outcome_name, outcomes)
-        for name, count in Counter(names).items():
+        if fresh == len(outcomes):
+            telemetry.sends_answered("persisted", fresh)
+            return outcomes
+        for name, count in Counter(map(_outcome_name, outcomes)).items():
             telemetry.sends_answered(name, count)
+        telemetry.key_races_lost(sum(map(_lost_its_key, drafts, outcomes)))
         return outcomes
 
     async def change(self, command: Command, deadline: float) -> CommandResult:
@@ -337,6 +340,17 @@ def _outcome_name(outcome: Outcome) -> str:
             return "deferred"
         case _:
             return "unknown"
+
+
+def _lost_its_key(draft: Draft, outcome: Outcome) -> bool:
+    """Whether a send of the same key was stored while this one was under way: not
+    before its group was stamped. (A store may stamp by its own clock.)
+    """
+    return (
+        isinstance(outcome, Acked)
+        and outcome.deduplicated
+        and outcome.message.created_at >= draft.created_at
+    )
 
 
 class EpochRaiser:

@@ -11,11 +11,13 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
+from hashlib import blake2b
 
 from msgspec import Struct
 
 from holdfast.clock import Clock
-from holdfast.errors import ChatHalted, NotFound
+from holdfast.errors import ChatHalted, HoldfastError, NotFound, ServerBusy
 from holdfast.ingest.contract import Durability
 from holdfast.message import Member, PageToken, User
 from holdfast.store.commands import (
@@ -27,8 +29,13 @@ from holdfast.store.commands import (
     RemoveMember,
 )
 from holdfast.store.contract import ChatStore, Records
+from holdfast.store.leases.contract import Leases
 
 STEP_SECONDS_MAX = 2.0
+LEASE_SECONDS = 15.0
+"""Longer than a call takes: it ends within a request, one step after ``until``."""
+LEASE_NAMES = 1024
+"""Names of leases stay, and must not say who was erased. Two people may share one."""
 
 
 class Erasure(Struct, frozen=True):
@@ -53,7 +60,8 @@ async def _nothing(user: User) -> None:
 class Eraser:
     """Erases until ``until`` (monotonic).
 
-    The caller repeats from ``next`` until the erasure is ``done``.
+    The caller repeats from ``next`` until the erasure is ``done``. One request at a
+    time, over all nodes, erases a person.
     """
 
     def __init__(
@@ -61,6 +69,7 @@ class Eraser:
         chats: ChatStore,
         records: Records,
         durability: Durability,
+        leases: Leases,
         clock: Clock,
         forget_elsewhere: Callable[[User], Awaitable[None]] = _nothing,
     ) -> None:
@@ -70,6 +79,7 @@ class Eraser:
         self._chats = chats
         self._records = records
         self._durability = durability
+        self._leases = leases
         self._clock = clock
         self._forget_elsewhere = forget_elsewhere
 
@@ -82,7 +92,25 @@ class Eraser:
     ) -> Erasure:
         """``act`` makes a new act of the operator for each step. Raises what the store
         raises; repeat then. An ``after`` that the store does not know changes nothing.
+        ServerBusy while another request, at any node, erases the same person.
         """
+        lease = _lease_of(user)
+        fence = await self._leases.acquire(lease, LEASE_SECONDS)
+        if fence is None:
+            raise ServerBusy("this person is being erased; try again", retry_after_seconds=1.0)
+        try:
+            return await self._erase(user, act, after, until)
+        finally:
+            with suppress(HoldfastError):  # it ends by itself
+                await self._leases.release(lease, fence)
+
+    async def _erase(
+        self,
+        user: User,
+        act: Callable[[], CommandContext],
+        after: PageToken | None,
+        until: float,
+    ) -> Erasure:
         if after is not None:
             await self._chats.texts_of(user, after)
         chats_left, kept, unfinished = await self._leave(user, act, until)
@@ -152,6 +180,11 @@ class Eraser:
                 await self._change(Erase(act(), chat_id, user.user_id, some))
                 erased += len(some)
         return erased
+
+
+def _lease_of(user: User) -> str:
+    digest = blake2b(f"{user.tenant}\0{user.user_id}".encode(), digest_size=8).digest()
+    return f"erasure {int.from_bytes(digest) % LEASE_NAMES}"
 
 
 def _heir(members: Sequence[Member], user_id: str) -> str | None:

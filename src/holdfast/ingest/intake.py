@@ -139,6 +139,7 @@ class Intake:
         then the store has this one.
         """
         self._in_flight[group[0].lane] = group
+        telemetry.message_step("wait", self._clock.monotonic() - group[0].since)
         telemetry.sends_waiting(len(self._waiting))
         if self._timer is None:
             self._watch_ages()
@@ -181,6 +182,7 @@ class Intake:
             raise ValueError(f"{len(outcomes)} outcomes for {len(group)} sends")
         except Exception as error:
             telemetry.defect("ingest", error)
+            telemetry.sends_answered("unknown", len(group))
             return [
                 OutcomeUnknown(
                     "the server failed during the commit; send it again with the same id"
@@ -235,6 +237,7 @@ class Intake:
         self._answer_settled()
         in_flight, self._in_flight = self._in_flight, {}
         for send in (send for group in in_flight.values() for send in group):
+            telemetry.sends_answered("unknown", 1)
             _answer(
                 send,
                 OutcomeUnknown(

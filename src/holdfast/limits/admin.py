@@ -232,14 +232,18 @@ class RuleAdmin:
             changes = await self._store.changes_after(after, limit)
             return (await self._store.head()).seq, changes
 
-    async def health(self) -> dict[str, str]:
-        """Whether rules can be changed, in the words of the design document."""
+    async def is_reachable(self) -> bool:
+        """Whether the store answers: only then can rules be changed."""
         try:
             async with asyncio.timeout(HEALTH_TIMEOUT_SECONDS):
                 await self._store.head()
-            primary = "reachable"
         except (HoldfastError, TimeoutError):
-            primary = "unreachable"
+            return False
+        return True
+
+    async def health(self) -> dict[str, str]:
+        """Whether rules can be changed, in the words of the design document."""
+        primary = "reachable" if await self.is_reachable() else "unreachable"
         status = "healthy" if primary == "reachable" else "unhealthy"
         return {"status": status, f"{self._database}_primary": primary}
 

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from holdfast import telemetry
 from holdfast.clock import Clock, Ids, SystemClock
+from holdfast.drivers.cluster import check_postgres_url
 from holdfast.drivers.redis_url import check_redis_url
 from holdfast.errors import OutcomeUnknown, Unavailable, extra
 from holdfast.limits.admin import RuleAdmin
@@ -40,6 +41,7 @@ from holdfast.limits.rulestore.contract import (
     RuleReader,
     RuleStore,
 )
+from holdfast.limits.rulestore.notifications import end_tasks
 from holdfast.limits.rulestore.sqlite import LIMITS, SqliteRuleStore
 from holdfast.limits.snapshot_file import identity
 from holdfast.message import check_id
@@ -51,6 +53,8 @@ __all__ = ["RULES_NAME", "LimitsParts", "LimitsSettings", "LimitsTuning", "open_
 
 RULES_NAME = "rules.json"
 NODES_NAME = "nodes.json"
+RULES_CONNECTIONS_MAX = 2
+"""To PostgreSQL, for changes and reads; beside them one listens and one follows."""
 
 
 LOCAL = "local"
@@ -89,10 +93,12 @@ class LimitsSettings:
                 raise ValueError(
                     f"counters_url must be memory: or a URL of Redis: {error}"
                 ) from None
-        if not self.is_embedded and not self.rules_url.startswith(("postgresql://", "postgres://")):
-            raise ValueError("rules_url must be sqlite: or a URL of PostgreSQL")
+        if not self.is_embedded:
+            check_postgres_url("rules_url", self.rules_url)
         if self.replica_url and self.rules_url == "sqlite:":
             raise ValueError("replica_url needs a rules_url of PostgreSQL")
+        if self.replica_url:
+            check_postgres_url("replica_url", self.replica_url)
         if problem := check_id(self.region, "region"):
             raise ValueError(problem)
 
@@ -207,21 +213,16 @@ async def open_limits(
         )
         # counters in this process have one node
         nodes_file = None if counters.in_process else state / NODES_NAME
+        window = tuning.health_window_seconds
         limiter = Limiter(
-            counters,
-            clock,
-            chosen.limiter,
-            None,
-            node,
-            lambda: feed.nudge(),
-            nodes_file,
-            tuning.health_window_seconds,
+            *(counters, clock, chosen.limiter, None, node), lambda: feed.nudge(), nodes_file, window
         )
         rules = await _rules_of(chosen, tuning, state, clock, notifications, stack)
         # embedded rules are on this disk already
         kept = state / RULES_NAME if rules.follower is not None else None
+        read = "rules_replica" if rules.is_replica_read else "rules"
         feed = RuleFeed(
-            rules.reader, rules.sources, limiter.use, clock, kept, chosen.feed, starts_with
+            rules.reader, rules.sources, limiter.use, clock, kept, chosen.feed, starts_with, read
         )
         control = RuleAdmin(rules.store, clock, rules.database)
 
@@ -241,7 +242,34 @@ async def open_limits(
         await stack.enter_async_context(feed)
         if rules.follower is not None:
             await stack.enter_async_context(rules.follower(settle))
+            await stack.enter_async_context(_primary_watched(rules, control, chosen.feed))
         yield LimitsParts(limiter, control, feed, EntryPoints(limiter), notifications)
+
+
+@asynccontextmanager
+async def _primary_watched(
+    rules: _Rules, control: RuleAdmin, settings: FeedSettings
+) -> AsyncIterator[None]:
+    """Show whether the primary answers, on a node that reads the rules elsewhere."""
+    if not rules.is_replica_read:
+        yield
+        return
+
+    async def watch() -> None:
+        while True:
+            try:
+                up = await control.is_reachable()
+            except Exception as error:  # whatever it is, look again later
+                telemetry.defect("limits", error)
+                up = False
+            telemetry.dependency_up("rules", up)
+            await asyncio.sleep(settings.sync_seconds if up else settings.retry_seconds)
+
+    task = asyncio.create_task(watch())
+    try:
+        yield
+    finally:
+        await end_tasks([task])
 
 
 class _Rules(NamedTuple):
@@ -257,6 +285,10 @@ class _Rules(NamedTuple):
     ) = None
     """Publishes changes for its region, if it is the one that does. Its argument is
     what one node does for all."""
+
+    @property
+    def is_replica_read(self) -> bool:
+        return self.reader is not self.store
 
 
 async def _counters_of(
@@ -301,7 +333,7 @@ async def _rules_of(
         return _Rules(embedded, embedded, [embedded], "embedded")
     with extra("postgres"):
         from holdfast.limits.rulestore import postgres
-    primary = postgres.PostgresSettings(chosen.rules_url)
+    primary = postgres.PostgresSettings(chosen.rules_url, connections_max=RULES_CONNECTIONS_MAX)
     store = await stack.enter_async_context(postgres.PostgresRuleStore(primary, chosen.retention))
     sources: list[ChangeNotifications] = [notifications] if notifications else []
     reader: RuleReader = store

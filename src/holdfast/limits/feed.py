@@ -150,7 +150,10 @@ class RuleFeed:
         file: Path | None = None,
         settings: FeedSettings | None = None,
         starts_with: Sequence[Rule] = (),
+        dependency: str = "rules",
     ) -> None:
+        """``dependency``: what metrics call the database that ``reader`` reads."""
+        self._dependency = dependency
         self._reader = reader
         self._sources = sources
         self._apply = apply
@@ -382,14 +385,14 @@ class RuleFeed:
         try:
             await self.sync()
         except HoldfastError:
-            telemetry.dependency_up("rules", False)
+            telemetry.dependency_up(self._dependency, False)
             return False
         except Exception as error:
             # whatever it is, sync again later and watch staleness until then
             telemetry.defect("limits", error)
-            telemetry.dependency_up("rules", False)
+            telemetry.dependency_up(self._dependency, False)
             return False
-        telemetry.dependency_up("rules", True)
+        telemetry.dependency_up(self._dependency, True)
         return True
 
     def _watch(self) -> None:

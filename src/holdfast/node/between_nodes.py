@@ -18,15 +18,13 @@ from holdfast.fanout.bus.contract import Bus
 from holdfast.fanout.bus.memory import MemoryBus
 from holdfast.fanout.registry.contract import Registry
 from holdfast.fanout.registry.memory import MemoryRegistry
+from holdfast.node import database_connections
 from holdfast.store.leases.contract import Leases
 from holdfast.store.leases.memory import MemoryLeases
 from holdfast.store.sqlite import SqliteStore
 
 if TYPE_CHECKING:
     from holdfast.store.postgres import PostgresStore
-
-REGISTRY_CONNECTIONS = 2
-"""To PostgreSQL: one for changes and one for lookups. The bus has one of its own."""
 
 
 class BetweenNodes(NamedTuple):
@@ -80,7 +78,7 @@ async def _in_database(
         from holdfast.fanout.registry.postgres import PostgresRegistry
     databases = [
         cluster_database(PostgresSettings(url, connections_max=size), store.check_connection)
-        for size in (REGISTRY_CONNECTIONS, 1)
+        for size in (database_connections.REGISTRY, database_connections.BUS)
     ]
     for database in databases:
         stack.push_async_callback(database.close)

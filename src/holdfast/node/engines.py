@@ -13,13 +13,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 from urllib.parse import urlsplit
 
+from holdfast import telemetry
 from holdfast.access.contract import CredentialStore
 from holdfast.access.revocations.contract import Revocations
 from holdfast.access.revocations.sqlite import ACCESS
 from holdfast.clock import Clock, Ids
 from holdfast.drivers.sqlite.file_copy import StateFile
 from holdfast.errors import BadSetting, extra
-from holdfast.eventlog.contract import EventLog
+from holdfast.eventlog.contract import EventLog, SharedLog
 from holdfast.eventlog.sqlite import SqliteEventLog
 from holdfast.fanout.bus.contract import Bus
 from holdfast.fanout.dead_letters import DeadLetters
@@ -27,10 +28,14 @@ from holdfast.fanout.registry.contract import Registry
 from holdfast.limits.rulestore.sqlite import LIMITS
 from holdfast.limits.snapshot_file import identity
 from holdfast.node.between_nodes import open_between_nodes
+from holdfast.node.cluster_record import leave, record_of, replies_apart
+from holdfast.node.database_connections import JOBS, database_connections
 from holdfast.node.shared_state import open_shared_state
 from holdfast.settings import DurabilitySettings, Settings
 from holdfast.store.contract import ChatStore, Records
 from holdfast.store.leases.contract import Leases
+from holdfast.store.nodes.contract import Nodes
+from holdfast.store.nodes.memory import MemoryNodes
 from holdfast.store.sqlite import CHATS, SqliteStore
 from holdfast.streaming.reply_log.contract import ReplyLog
 from holdfast.streaming.reply_log.sqlite import REPLIES, RepliesFile, SqliteReplyLog, SqliteUsage
@@ -53,9 +58,14 @@ class Engines(NamedTuple):
     chats: ChatStore
     records: Records
     log: EventLog
+    shared_log: SharedLog | None
+    """The same, if nodes share it: one of them forgets its old events."""
     registry: Registry
     bus: Bus
     leases: Leases
+    nodes: Nodes
+    database_connections: int
+    """Of the cluster's PostgreSQL: how many this node may take; 0 without one."""
     dead_letters: DeadLetters
     credentials: CredentialStore
     revocations: Revocations
@@ -77,10 +87,11 @@ async def open_engines(settings: Settings, state: Path, clock: Clock) -> AsyncIt
     """
     async with AsyncExitStack() as stack:
         store, log = await _open_chats(settings, state, clock, stack)
+        node_id = settings.server.node_id or identity(state, Ids(clock))
+        nodes, connections = await _join(settings, node_id, store, stack)
         shared = await stack.enter_async_context(open_shared_state(settings, state, clock, store))
         jobs = await _open_jobs(settings.work.url, shared.server, state, clock)
         stack.push_async_callback(jobs.close)
-        node_id = settings.server.node_id or identity(state, Ids(clock))
         between = await stack.enter_async_context(
             open_between_nodes(settings.cluster, node_id, clock, store)
         )
@@ -92,9 +103,12 @@ async def open_engines(settings: Settings, state: Path, clock: Clock) -> AsyncIt
             chats=store,
             records=store,
             log=log,
+            shared_log=None if isinstance(log, SqliteEventLog) else log,
             registry=between.registry,
             bus=between.bus,
             leases=between.leases,
+            nodes=nodes,
+            database_connections=connections,
             dead_letters=shared.dead_letters,
             credentials=shared.credentials,
             revocations=shared.revocations,
@@ -104,6 +118,28 @@ async def open_engines(settings: Settings, state: Path, clock: Clock) -> AsyncIt
             usage=SqliteUsage(replies_file),
             files=(REPLIES,) if settings.cluster.postgres else FILES,
         )
+
+
+async def _join(
+    settings: Settings,
+    node_id: str,
+    store: SqliteStore | PostgresStore,
+    stack: AsyncExitStack,
+) -> tuple[Nodes, int]:
+    """The records of all nodes, this one's among them, and how many connections of the
+    database it says that it may take.
+    """
+    nodes: Nodes = MemoryNodes()
+    connections = 0
+    if not isinstance(store, SqliteStore):
+        nodes = shared = store.nodes()
+        stack.callback(shared.close)
+        connections = database_connections(settings, store.connections_max)
+    await nodes.join(record_of(settings, node_id, connections))
+    stack.push_async_callback(leave, nodes)
+    if (apart := replies_apart(settings, await nodes.living())) is not None:
+        telemetry.log.warning("node.replies_apart", reason=apart)
+    return nodes, connections
 
 
 def open_records(
@@ -121,7 +157,7 @@ def open_records(
 
 async def _open_chats(
     settings: Settings, state: Path, clock: Clock, stack: AsyncExitStack
-) -> tuple[SqliteStore | PostgresStore, EventLog]:
+) -> tuple[SqliteStore | PostgresStore, SqliteEventLog | SharedLog]:
     """The store and its log; the log of either is the store's own commits."""
     cluster, durability = settings.cluster, settings.durability
     if not cluster.postgres:
@@ -152,7 +188,7 @@ async def _open_jobs(url: str, server: str, state: Path, clock: Clock) -> WorkSt
         case "postgres" | "postgresql":
             with extra("postgres"):
                 from holdfast.work.postgres import PostgresWork
-            return await PostgresWork.open(url, server=server, at_once=False)
+            return await PostgresWork.open(url, server=server, at_once=False, connections_max=JOBS)
         case other:
             raise BadSetting(f"work.url: there is no engine {other!r}")
 

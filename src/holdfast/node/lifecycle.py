@@ -11,6 +11,8 @@ import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
+from functools import partial
+from pathlib import Path
 from types import FrameType
 
 import uvloop
@@ -18,21 +20,24 @@ import uvloop
 from holdfast import telemetry
 from holdfast.api.address_limits import AddressLimits
 from holdfast.api.app import RestApp
-from holdfast.clock import Ids, SystemClock
+from holdfast.clock import Clock, Ids, SystemClock
 from holdfast.errors import InternalError
 from holdfast.gateway.transport.http import HTTP_TIMES, HttpTimes
 from holdfast.gateway.transport.server import bound, serving
 from holdfast.limits.composition import open_limits
 from holdfast.limits.entry_rules import DEFAULT_RULES
 from holdfast.limits.snapshot_file import identity
+from holdfast.node.alerts import NodeAlerts
 from holdfast.node.backup import Backups, require_no_chats, require_whole
 from holdfast.node.banner import banner_lines
 from holdfast.node.engines import open_engines
+from holdfast.node.huge_pages import use_huge_pages
 from holdfast.node.node import Node
 from holdfast.node.state_dir import held
-from holdfast.node.supervisor import GAUGES_SECONDS
+from holdfast.node.supervisor import GAUGES_SECONDS, background_task
 from holdfast.node.work import NodeWork
 from holdfast.settings import Settings, differences
+from holdfast.webhooks.alert_sinks import AlertSinks
 
 STOPS = (signal.SIGINT, signal.SIGTERM)
 NEW_OBJECTS_MAX = 10_000
@@ -62,7 +67,7 @@ def open_files_max() -> int:
 
 
 def settle_heap() -> None:
-    """Tune the garbage collector; call it once everything is built.
+    """Tune the memory of the process; call it once everything is built.
 
     Objects that exist now live until the process ends, so they are frozen: a full
     collection over all modules takes tens of milliseconds, during which no ack leaves.
@@ -73,6 +78,7 @@ def settle_heap() -> None:
     gc.collect()
     gc.freeze()
     gc.set_threshold(NEW_OBJECTS_MAX, 2, 2)
+    use_huge_pages()
 
 
 def _end_the_start(number: int, frame: FrameType | None) -> None:
@@ -102,6 +108,25 @@ async def _serve(settings: Settings, announce: Callable[[str], None], files_max:
 
 
 @asynccontextmanager
+async def _alerts(
+    node: Node, work: NodeWork, state: Path, clock: Clock, pause_seconds: float
+) -> AsyncIterator[NodeAlerts]:
+    """The node's alerts, judged while the block runs."""
+    settings, jobs = node.settings.alerts, work.parts
+    sinks = AlertSinks(settings, jobs.jobs, jobs.up, clock, Ids(clock))
+    sinks.register(work.handlers)
+    alerts = NodeAlerts(settings, node.node_id, node.url, state, sinks, clock)
+    judging = partial(alerts.run, pause_seconds)
+    async with sinks.running(), background_task("alerts", judging):
+        yield alerts
+
+
+def _at_port(settings: Settings, port: int) -> Settings:
+    """The settings with the port that was found, if any was to be."""
+    return replace(settings, server=replace(settings.server, port=port))
+
+
+@asynccontextmanager
 async def running(
     settings: Settings,
     about_to_serve: Callable[[], None] = lambda: None,
@@ -115,9 +140,7 @@ async def running(
     clock = SystemClock()
     async with AsyncExitStack() as stack:
         listening = stack.enter_context(bound(settings.server.host, settings.server.port))
-        settings = replace(
-            settings, server=replace(settings.server, port=listening.getsockname()[1])
-        )
+        settings = _at_port(settings, listening.getsockname()[1])
         state = stack.enter_context(held(settings.server.state_path))
         (require_no_chats if settings.cluster.postgres else require_whole)(state)
         node_id = settings.server.node_id or identity(state, Ids(clock))
@@ -136,17 +159,21 @@ async def running(
             engines.chats,
             clock,
             settings.streaming.assistants,
+            settings.server.roles,
         )
         loaded = await engines.credentials.load()
         node = Node(settings, engines, limits, work.parts, loaded, clock, gauges_seconds)
         await node.revocations.refresh()
         await stack.enter_async_context(node.background_tasks())
         await stack.enter_async_context(node.streaming.running())
-        await stack.enter_async_context(work.running(node.assistant_deps(), engines.leases))
+        alerts = await stack.enter_async_context(_alerts(node, work, state, clock, gauges_seconds))
+        await stack.enter_async_context(
+            work.running(node.assistant_deps(), engines.leases, engines.shared_log)
+        )
         await stack.enter_async_context(node.gateway)
         backups = Backups(state, engines.files, clock, Ids(clock))
         address_limits = AddressLimits(settings.api, clock, settings.server.proxies)
-        app = RestApp(node.api_deps(backups), address_limits)
+        app = RestApp(node.api_deps(backups, alerts), address_limits)
         about_to_serve()
         stop_accepting = await stack.enter_async_context(
             serving(app, node.http_deps(address_limits, http_times), listening, node.broken)

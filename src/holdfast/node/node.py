@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import os
 import random
-from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import asynccontextmanager, nullcontext
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from typing import Any
-
-from msgspec import to_builtins
 
 from holdfast import __version__, telemetry
 from holdfast.access.connection_limits import ConnectionCounts, HttpCounts
@@ -21,21 +18,23 @@ from holdfast.access.proofs import CursorProofs
 from holdfast.access.revocations.in_force import RevocationsInForce
 from holdfast.access.tokens import Tokens, shared_secret
 from holdfast.api.address_limits import AddressLimits
-from holdfast.api.deps import ApiDeps, PresenceView, Readiness
+from holdfast.api.deps import ApiDeps, ClusterStatus, PresenceView, Readiness
 from holdfast.clock import Clock, Ids, timestamp
 from holdfast.errors import HoldfastError
 from holdfast.fanout.bus.contract import (
+    IN_DOUBT_MAX,
+    ChatsInDoubt,
     DeviceDisplaced,
     KeysChanged,
     Notification,
     RevocationsChanged,
     Status,
 )
+from holdfast.fanout.dead_letters import overview
 from holdfast.fanout.ephemeral import Ephemeral
 from holdfast.fanout.feed import FeedDeps, LogFeed
 from holdfast.fanout.members import Members
 from holdfast.fanout.presence import CALL_SECONDS, PresenceReporter
-from holdfast.fanout.registry.contract import NodeRecord
 from holdfast.fanout.registry.sweeper import RegistrySweeper
 from holdfast.gateway.contract import GatewayDeps
 from holdfast.gateway.gateway import Gateway
@@ -52,20 +51,25 @@ from holdfast.ingest.intake import Intake
 from holdfast.ingest.watermarks import Watermarks
 from holdfast.limits.composition import LimitsParts
 from holdfast.message import User
+from holdfast.node.alerts import NodeAlerts
 from holdfast.node.backup import Backups
 from holdfast.node.banner import origins_of
+from holdfast.node.cluster_record import RecordRenewal, record_of
+from holdfast.node.cluster_view import cluster_status
 from holdfast.node.engines import Engines
 from holdfast.node.jwks_fetch import fetch_jwks
+from holdfast.node.readiness import is_ready
+from holdfast.node.state_dir import show_disk
+from holdfast.node.status import GAUGES_SHOWN, HALTED_SHOWN, wrong_first
 from holdfast.node.streaming import NodeStreaming
 from holdfast.node.supervisor import GAUGES_SECONDS, background_task
 from holdfast.resilience import BreakerState
 from holdfast.settings import Settings, differences
+from holdfast.store.contract import HaltedChats
+from holdfast.store.nodes.contract import NodeRecord
 from holdfast.streaming.assistants.replying import AssistantDeps
 from holdfast.webhooks.parts import WorkParts
 from holdfast.wire.frames import Presence
-
-ROLES = ("gateway", "ingest", "streaming", "work", "admin")
-"""What every node does."""
 
 RECOVERY_LOOK_SECONDS = 0.5
 """How often a store is asked while its breaker rests."""
@@ -94,7 +98,6 @@ class Node:
         self._work = work
         self._gauges_seconds = gauges_seconds
         self._last_lag = 0
-        self._settings_digest = _digest_of(settings)
         self._clock = clock
         self._ids = ids = Ids(clock)
 
@@ -112,7 +115,7 @@ class Node:
         self._intake = Intake(
             self._durability, clock, ids, durability.intake, is_muted, chats.grouping, chats.lane
         )
-        self._sends = AdmissionControl(self._intake, limits.entry_points)
+        self._sends = AdmissionControl(self._intake, limits.entry_points, clock)
         self._key_expiry = KeyExpiry(chats, engines.records, clock, durability.keys)
         raiser = EpochRaiser(self._durability, clock, ids, self.node_id)
         page_bytes = settings.gateway.pages.max_bytes
@@ -126,6 +129,7 @@ class Node:
             self._durability, self._ephemeral.on_watermarks_moved, durability.watermarks
         )
         self._presence_reporter = self._make_presence_reporter()
+        self._record_renewal = RecordRenewal(engines.nodes, self._node_record)
         self._sweeper = RegistrySweeper(engines.registry, self._ephemeral, engines.leases, clock)
         self.gateway = Gateway(
             self._gateway_deps(proofs), self._presence_reporter, _memory_budget(settings)
@@ -153,12 +157,23 @@ class Node:
                 self.revocations.wake()
             case KeysChanged():
                 self.keys.wake()
+            case ChatsInDoubt():
+                self.gateway.roster_sync.compare_chats(notification.chat_ids)
             case _:
                 self._ephemeral.on_notification(notification)
 
     @property
     def url(self) -> str:
         return self.settings.server.url
+
+    def _has(self, role: str) -> bool:
+        return role in self.settings.server.roles
+
+    def _if_role(
+        self, role: str, name: str, run: Callable[[], Awaitable[None]]
+    ) -> AbstractAsyncContextManager[None]:
+        """A background task of nodes with this role."""
+        return background_task(name, run) if self._has(role) else nullcontext()
 
     # --- what the parts need of each other
     # --------------------------------------------------------------
@@ -186,7 +201,6 @@ class Node:
             self._ephemeral,
             self.engines.bus,
             self._clock,
-            self._node_record,
             self.settings.gateway.connections_per_user,
         )
 
@@ -210,6 +224,7 @@ class Node:
             proxies=self.settings.server.proxies,
             refusal=self.revocations.refusal,
             draining=lambda: self.gateway.draining,
+            is_gateway=self._has("gateway"),
             rules=self.limits.entry_points,
             legacy_rate_limit_headers=self.settings.api.legacy_rate_limit_headers,
         )
@@ -246,15 +261,16 @@ class Node:
             task.add_done_callback(self._ended_by_itself)
         try:
             async with (
-                background_task("fanout", self._feed.run),
+                self._if_role("gateway", "fanout", self._feed.run),
                 background_task("ephemeral", self._ephemeral.run),
                 background_task("bus", self.engines.bus.run),
-                background_task("attendance", self._presence_reporter.run),
-                background_task("registry_sweep", self._sweeper.run),
+                self._if_role("gateway", "attendance", self._presence_reporter.run),
+                self._if_role("gateway", "registry_sweep", self._sweeper.run),
                 background_task("gauges", self._keep_gauges),
                 background_task("probe", self._probe),
                 background_task("recovery", self._check_recovery),
-                background_task("housekeeping", self._key_expiry.run),
+                self._if_role("ingest", "housekeeping", self._key_expiry.run),
+                background_task("record", self._record_renewal.run),
                 background_task("revocations", self.revocations.follow),
                 background_task("keys", self.keys.follow) if self.keys.is_shared else nullcontext(),
                 background_task("issuers", self.issuers.run),
@@ -281,6 +297,16 @@ class Node:
                 telemetry.fanout_lag(lag)
             telemetry.hot_chats(len(self._feed.hot_chats()))
             telemetry.sends_waiting(self._intake.waiting)
+            await show_disk(self.settings.server.state_path)
+            if (halted := await self._halted(0)) is not None:
+                telemetry.chats_halted(halted.count)
+
+    async def _halted(self, limit: int) -> HaltedChats | None:
+        """None if the store does not answer; that is shown as a dependency."""
+        try:
+            return await self.history.ask(lambda store: store.halted(limit))
+        except HoldfastError:
+            return None
 
     async def _check_recovery(self) -> None:
         """Look again and again whether a store that was restarted serves."""
@@ -296,6 +322,8 @@ class Node:
 
     async def _lag(self) -> int | None:
         """None if the log does not answer; the status reports that as a dependency."""
+        if not self._has("gateway"):
+            return 0
         try:
             return await self.engines.log.lag(self._feed.position)
         except HoldfastError:
@@ -313,17 +341,19 @@ class Node:
     # --- what the API shows
     # -----------------------------------------------------------------------------
 
-    def api_deps(self, backups: Backups) -> ApiDeps:
+    def api_deps(self, backups: Backups, alerts: NodeAlerts) -> ApiDeps:
         return ApiDeps(
             durability=self._durability,
             sends=self._sends,
             history=self.history,
             chats=self.engines.chats,
+            shared_log=self.engines.shared_log,
             records=self.engines.records,
             eraser=Eraser(
                 self.engines.chats,
                 self.engines.records,
                 self._durability,
+                self.engines.leases,
                 self._clock,
                 self._forget_elsewhere,
             ),
@@ -332,12 +362,16 @@ class Node:
             streaming=self.streaming.parts,
             body_bytes=self.streaming.body_bytes,
             usage=self.engines.usage,
+            alerts=alerts,
             tokens=self.tokens,
             keys=self.keys,
             revocations=self.revocations,
             disconnect=self.gateway.cutoff.disconnect,
+            dead_letters=self.engines.dead_letters,
+            compare_chats=self._compare_chats,
             presence=self._presence,
-            status=self._status,
+            status=lambda: self._status(alerts),
+            cluster=self._cluster,
             readiness=self._readiness,
             backup=backups.take,
             backup_step=lambda: backups.step,
@@ -345,6 +379,7 @@ class Node:
             ids=self._ids,
             node_id=self.node_id,
             settings=self.settings.api,
+            roles=self.settings.server.roles,
             content_bytes_max=self.settings.gateway.backpressure.inbound.max_message_size_bytes,
             pages=self.settings.gateway.pages,
             origins=frozenset(self.settings.server.allowed_origins),
@@ -354,10 +389,24 @@ class Node:
     async def _forget_elsewhere(self, user: User) -> None:
         """What is kept of an erased user beside the store. It may be repeated."""
         await self.revocations.condense(user)
+        await self.engines.dead_letters.forget_user(user.user_id)
         await self.streaming.forget_user(user)
 
+    def _compare_chats(self, chat_ids: Sequence[str]) -> None:
+        """Every node's sessions of these chats, or of all, compare with the store."""
+        self.gateway.roster_sync.compare_chats(chat_ids)
+        for start in range(0, len(chat_ids) or 1, IN_DOUBT_MAX):
+            named = tuple(chat_ids[start : start + IN_DOUBT_MAX])
+            self.engines.bus.publish(ChatsInDoubt(named))
+
     def _node_record(self) -> NodeRecord:
-        return NodeRecord(__version__, ROLES, self._last_lag, self._settings_digest)
+        connections, clients = self.engines.database_connections, self.gateway.connections
+        return record_of(self.settings, self.node_id, connections, clients, self._last_lag)
+
+    async def _cluster(self) -> ClusterStatus:
+        nodes, registry = self.engines.nodes, self.engines.registry
+        reporter = self._presence_reporter
+        return await cluster_status(self.node_id, self.settings, nodes, registry, reporter)
 
     async def _presence(self, users: Sequence[User]) -> PresenceView:
         """Without the registry only users connected here are known to be online."""
@@ -385,12 +434,13 @@ class Node:
             dependencies["store"] = "down"
         if self.gateway.draining:
             dependencies["gateway"] = "draining"
-        ready = all(state == "up" for state in dependencies.values())
-        shown = (self.limits.dependencies(), self._work.dependencies())
-        for others in (*shown, self.streaming.dependencies()):
+        for others in (self.limits.dependencies(), self._work.dependencies()):
             dependencies.update(others)
-        dependencies["registry"] = "up" if self._presence_reporter.registry_up else "down"
-        return Readiness(ready, dependencies)
+        if self._has("streaming"):
+            dependencies.update(self.streaming.dependencies())
+        if self._has("gateway"):
+            dependencies["registry"] = "up" if self._presence_reporter.registry_up else "down"
+        return Readiness(is_ready(self.settings.server.roles, dependencies), dependencies)
 
     def _trouble(self) -> Mapping[str, str]:
         """The dependencies whose last call failed, and why."""
@@ -402,17 +452,24 @@ class Node:
         return {name: why for name, why in found.items() if why is not None}
 
     async def _nodes(self) -> Mapping[str, Any] | None:
-        """The nodes that live, by name; None if the registry does not answer."""
+        """The nodes that live, by name; None if the database does not answer."""
         try:
             async with asyncio.timeout(CALL_SECONDS):
-                found: Mapping[str, Any] = to_builtins(await self.engines.registry.nodes())
+                living = await self.engines.nodes.living()
         except (HoldfastError, TimeoutError):
             return None
-        return found
-
-    async def _status(self) -> Mapping[str, Any]:
-        readiness = await self._readiness()
         return {
+            record.name: {"version": record.version, "roles": record.roles, "lag": record.lag}
+            for record in (each.record for each in living)
+        }
+
+    async def _status(self, alerts: NodeAlerts) -> Mapping[str, Any]:
+        readiness = await self._readiness()
+        halted = await self._halted(HALTED_SHOWN)
+        dead_by_reason, letters = await overview(self.engines.dead_letters)
+        samples = telemetry.samples(GAUGES_SHOWN)
+        return {
+            **wrong_first(alerts.alerts, halted, dead_by_reason, samples),
             "version": __version__,
             "node_id": self.node_id,
             "started_at": self.started_at,
@@ -426,26 +483,13 @@ class Node:
             "hot_chats": dict(self._feed.hot_chats()),
             "hot_messages_per_minute": self.settings.durability.intake.hot_messages_per_minute,
             "fanout_lag": await self._lag(),
-            "dead_letters": [
-                {"position": letter.offset, "reason": letter.reason}
-                for letter in await self.engines.dead_letters.read(10)
-            ],
+            "dead_letters": [{"position": x.offset, "reason": x.reason} for x in letters],
             "issuers": self.issuers.status(),
             "limits": self.limits.status(),
             "webhooks": self._work.webhooks.parked(),
             "replies": self.streaming.status(),
             "settings": {path: str(value) for path, value, _ in differences(self.settings)},
         }
-
-
-def _digest_of(settings: Settings) -> str:
-    """Of what nodes of a cluster should share; each has its own address and name."""
-    found = [
-        (path, str(value))
-        for path, value, _ in differences(settings)
-        if not path.startswith("server.")
-    ]
-    return hashlib.blake2b(repr(found).encode(), digest_size=8).hexdigest()
 
 
 def _memory_budget(settings: Settings) -> int:

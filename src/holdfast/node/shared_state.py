@@ -15,10 +15,13 @@ from holdfast.access.secrets import FileCredentials, SharedCredentials, open_sec
 from holdfast.access.settings import AccessSettings
 from holdfast.clock import Clock, timestamp
 from holdfast.errors import extra
-from holdfast.fanout.dead_letters import DeadLetters, RecentDeadLetters
+from holdfast.fanout.dead_letters import DeadLetters
+from holdfast.fanout.dead_letters.sqlite import SqliteDeadLetters
+from holdfast.node.database_connections import SHARED_STATE
 from holdfast.node.revocations_file import open_revocations
 from holdfast.settings import Settings
 from holdfast.store.contract import Records
+from holdfast.store.sqlite import SqliteStore
 from holdfast.webhooks.contract import WebhookEndpoints
 from holdfast.webhooks.sqlite import WEBHOOKS, SqliteEndpoints
 
@@ -55,7 +58,8 @@ async def _in_files(
         stack.push_async_callback(revocations.close)
         endpoints = await SqliteEndpoints.open(state / WEBHOOKS.name)
         stack.push_async_callback(endpoints.close)
-        dead_letters = RecentDeadLetters(settings.fanout.dlq)
+        assert isinstance(records, SqliteStore), "the dead letters are in its file"
+        dead_letters = await SqliteDeadLetters.open(records, settings.fanout.dlq)
         yield SharedState(credentials, revocations, endpoints, endpoints.server, dead_letters)
 
 
@@ -73,7 +77,8 @@ async def _in_database(
         from holdfast.webhooks.postgres import PostgresEndpoints
     assert isinstance(records, PostgresStore), "the chats are in the same database"
     database = cluster_database(
-        PostgresSettings(settings.cluster.postgres), records.check_connection
+        PostgresSettings(settings.cluster.postgres, connections_max=SHARED_STATE),
+        records.check_connection,
     )
     async with AsyncExitStack() as stack:
         stack.push_async_callback(database.close)

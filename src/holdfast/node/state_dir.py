@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import fcntl
 import os
 import shlex
+import shutil
 import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from holdfast import telemetry
 from holdfast.drivers.files import STATE_NAME, others_can_write
 from holdfast.drivers.sqlite.file_copy import cannot
 from holdfast.drivers.sqlite.restore import finish
@@ -126,3 +129,11 @@ def _complete_restore(directory: Path) -> None:
 
 def _holder(descriptor: int) -> str:
     return os.pread(descriptor, 32, 0).decode(errors="replace").strip() or "unknown"
+
+
+async def show_disk(path: Path) -> None:
+    """Show how full the disk is. In a thread: a file system that hangs must not hang
+    the node.
+    """
+    usage = await asyncio.to_thread(shutil.disk_usage, path)
+    telemetry.disk(usage.total, usage.free)

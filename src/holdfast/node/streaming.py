@@ -40,6 +40,8 @@ class NodeStreaming:
         self, settings: Settings, node_id: str, engines: Engines, limits: LimitsParts, clock: Clock
     ) -> None:
         streaming = settings.streaming
+        self._waiting_max = streaming.queue_failover.waiting_max
+        self._is_on = "streaming" in settings.server.roles
         self._limits, self._per_user = limits, streaming.pool.per_user
         self._pool, self._leases = _open_pool(settings, node_id, limits, clock)
         self._routing = open_routing(streaming, os.environ, clock, random.Random())
@@ -72,7 +74,13 @@ class NodeStreaming:
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
-        """Make replies while the block runs. Call ``parts.drain`` before it ends."""
+        """Make replies while the block runs. Call ``parts.drain`` before it ends.
+
+        A node without the role is not in the pool.
+        """
+        if not self._is_on:
+            yield
+            return
         async with AsyncExitStack() as stack:
             await self._pool.check()
             stack.push_async_callback(self._pool.close)
@@ -102,6 +110,7 @@ class NodeStreaming:
     async def _keep_gauges(self) -> None:
         while True:
             status = self._leases.status()
+            telemetry.reply_queue_limit(self._waiting_max)
             telemetry.pool_state(status.active, status.depth, status.state)
             telemetry.dependency_up("replies", self._up)
             await asyncio.sleep(GAUGES_SECONDS)

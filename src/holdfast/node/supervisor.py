@@ -21,6 +21,7 @@ async def background_task(name: str, run: Callable[[], Awaitable[None]]) -> Asyn
 
     So a part recovers by itself, and the others do not notice.
     """
+    telemetry.part_started(name)
     task = asyncio.create_task(_again(name, run), name=f"holdfast-{name}")
     try:
         yield

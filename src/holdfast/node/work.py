@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 
 from holdfast import telemetry
 from holdfast.clock import Clock
+from holdfast.drivers.cluster import ROLES
 from holdfast.errors import HoldfastError, NotFound, OutcomeUnknown, Unavailable
-from holdfast.eventlog.contract import EventLog
+from holdfast.eventlog.contract import EventLog, SharedLog
 from holdfast.fanout.job_reader import JobReader
+from holdfast.fanout.log_expiry import LogExpiry
 from holdfast.history.history import ChatHistory
 from holdfast.message import Message
 from holdfast.node.supervisor import GAUGES_SECONDS, background_task
@@ -22,8 +24,15 @@ from holdfast.streaming.assistants.reader import AssistantReader
 from holdfast.streaming.assistants.replying import AssistantDeps, AssistantReplies
 from holdfast.streaming.assistants.triggers import Assistants
 from holdfast.streaming.settings import AssistantSettings
+from holdfast.webhooks.alert_sinks import with_alerts
 from holdfast.webhooks.contract import WebhookEndpoints
-from holdfast.webhooks.delivery import Find, WebhookSender, recall_paces, with_webhooks
+from holdfast.webhooks.delivery import (
+    FailingEndpoints,
+    Find,
+    WebhookSender,
+    recall_paces,
+    with_webhooks,
+)
 from holdfast.webhooks.parking import Parking
 from holdfast.webhooks.parts import WebhookParts, WorkParts, WorkSettings
 from holdfast.webhooks.reader import WebhookReader
@@ -36,6 +45,7 @@ from holdfast.work.worker import Worker, WorkerSettings
 _GAUGES_PAUSE = 20
 """The pause between two counts, as a multiple of what the count took."""
 MESSAGE_BYTES_MAX = 1 << 20
+READERS = (WebhookReader.reader, AssistantReader.reader)
 START_SECONDS_MAX = 5.0
 """How long a start waits for PostgreSQL, whose host may not answer."""
 
@@ -53,18 +63,20 @@ class NodeWork:
         chats: ChatStore,
         clock: Clock,
         assistants: Iterable[AssistantSettings] = (),
+        roles: Sequence[str] = ROLES,
     ) -> None:
         self._settings = settings
+        self._is_worker = "work" in roles
         self._endpoints = endpoints
         self._jobs, self._log, self._chats = jobs, log, chats
         self._clock = clock
-        self._assistants = Assistants(assistants)
-        self._handlers = Handlers()
+        self._assistants = Assistants(assistants if "streaming" in roles else ())
+        self.handlers = Handlers()
         self._worker = Worker(
             jobs,
-            self._handlers,
+            self.handlers,
             name=node_id,
-            policies=with_assistants(with_webhooks(Policies())),
+            policies=with_alerts(with_assistants(with_webhooks(Policies()))),
             settings=WorkerSettings(
                 concurrency=settings.concurrency,
                 jobs_max=max(4096, settings.concurrency),
@@ -74,8 +86,9 @@ class NodeWork:
         self._reader = reader = WebhookReader(log, endpoints, jobs, chats, clock)
         self._gauges = gauges = _Gauges(jobs, clock)
         worker = self._worker
+        self._failing = FailingEndpoints()
         self._parking = parking = Parking(
-            endpoints, jobs, worker.pause, worker.group, clock, settings.webhooks
+            endpoints, jobs, worker.pause, worker.group, clock, settings.webhooks, self._failing
         )
         webhooks = WebhookParts(
             endpoints,
@@ -86,9 +99,12 @@ class NodeWork:
         self.parts = WorkParts(jobs, webhooks, up=lambda: gauges.up)
 
     @asynccontextmanager
-    async def running(self, assistants: AssistantDeps, leases: Leases) -> AsyncIterator[None]:
+    async def running(
+        self, assistants: AssistantDeps, leases: Leases, shared_log: SharedLog | None = None
+    ) -> AsyncIterator[None]:
         """Run jobs, send webhooks and let assistants reply while the block runs;
-        leaving it drains running jobs. Nodes with the leases read the log for all.
+        leaving it drains running jobs. Nodes with the leases read the log for all, and
+        forget old events of a log that is shared.
 
         It starts and goes on while PostgreSQL is unavailable: the worker and the reader
         retry until it answers, and the reader's position is stored there, so no message
@@ -96,17 +112,22 @@ class NodeWork:
         used.
         """
         async with AsyncExitStack() as stack:
+            if not self._is_worker:
+                await stack.enter_async_context(self._watching())
+                yield
+                return
             sender = await stack.enter_async_context(
                 WebhookSender.opened(
                     self._endpoints,
                     _finding(assistants.history),
                     self._clock,
                     self._settings.webhooks,
+                    self._failing,
                 )
             )
-            sender.register(self._handlers)
+            sender.register(self.handlers)
             replying = AssistantReplies(self._assistants, assistants)
-            replying.register(self._handlers, self._settings.concurrency)
+            replying.register(self.handlers, self._settings.concurrency)
             await _begun(self._reader)
             self._gauges.report(self._reader.begun)
             await self._parking.update()
@@ -124,8 +145,22 @@ class NodeWork:
                 )
                 await _begun(reader)
                 await stack.enter_async_context(self._reading(reader, leases))
+            if shared_log is not None:
+                expiry = LogExpiry(shared_log, self._jobs, READERS, leases, self._clock)
+                await stack.enter_async_context(background_task("log_expiry", expiry.run))
             await stack.enter_async_context(background_task("work_gauges", self._gauges.run))
             await stack.enter_async_context(background_task("webhook_parking", self._parking.run))
+            yield
+
+    @asynccontextmanager
+    async def _watching(self) -> AsyncIterator[None]:
+        """For a node that runs no jobs: what its API shows of them stays true."""
+        await _begun(self._reader)  # so that a new endpoint misses nothing
+        self._gauges.report(self._reader.begun)
+        async with (
+            background_task("work_gauges", self._gauges.run),
+            background_task("webhook_parking", self._parking.run),
+        ):
             yield
 
     @asynccontextmanager

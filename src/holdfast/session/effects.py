@@ -108,6 +108,8 @@ class SessionEvent(Enum):
     FELL_BEHIND = "delivery_skipped"
     ACKS_STALE = "acks_stale"
     WORK_RATE_EXCEEDED = "work_rate_exceeded"
+    SEND_REFUSED = "send_refused"
+    SEND_TURNED_AWAY = "send_turned_away"
 
 
 class Emit(Struct, frozen=True, gc=False):

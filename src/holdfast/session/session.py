@@ -239,6 +239,9 @@ class Session:
 
     def _refuse(self, frame: AnyClientFrame, refusal: HoldfastError, effects: list[Effect]) -> None:
         if isinstance(frame, SendMessage):
+            busy = isinstance(refusal, ServerBusy)
+            event = SessionEvent.SEND_TURNED_AWAY if busy else SessionEvent.SEND_REFUSED
+            effects.append(Emit(event))
             self._fail(frame, refusal, effects)
             return
         if isinstance(frame, Resume):

@@ -10,6 +10,7 @@
 - ``audit_chain``    the hash chains of the audit log (pure)
 - ``rollbacks``      cursors beyond the head: lost messages, or a made-up cursor
 - ``leases/``        one node at a time does what only one may do
+- ``nodes/``         which nodes of a cluster live, and what each of them is
 - ``memory/``        the reference adapter, also the store of the simulation
 - ``sqlite/``        the embedded adapter: one file, one writer thread, a few readers
 - ``postgres/``      the adapter for many nodes

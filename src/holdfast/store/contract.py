@@ -170,6 +170,21 @@ class ActivePage(Struct, frozen=True):
     next: PageToken | None
 
 
+class HaltedChat(Struct, frozen=True):
+    """A chat that takes no messages until it is recovered, and why."""
+
+    chat_id: str
+    tenant: str
+    why: str
+
+
+class HaltedChats(Struct, frozen=True):
+    """``count``: of all halted chats. ``chats``: the first of them, by id."""
+
+    count: int
+    chats: Sequence[HaltedChat]
+
+
 class ChatStore(Protocol):
     """The durable chats of all tenants."""
 
@@ -298,6 +313,12 @@ class ChatStore(Protocol):
 
     async def inspect(self, chat_id: str) -> Inspection:
         """The chat's counter, head, count and gaps, read in one snapshot."""
+        ...
+
+    async def halted(self, limit: int) -> HaltedChats:
+        """The halted chats of all tenants, at most ``limit`` by name. The cost depends
+        on how many are halted, not on how many chats there are.
+        """
         ...
 
     async def texts_of(self, user: User, after: PageToken | None = None) -> TextPage:

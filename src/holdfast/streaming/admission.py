@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Protocol
+
+from msgspec import Struct, field
 
 from holdfast import telemetry
 from holdfast.errors import HoldfastError, NotFound, RateLimited, Unavailable
@@ -47,8 +48,7 @@ class NoReservation:
         pass
 
 
-@dataclass(frozen=True, slots=True)
-class ReplyRequest:
+class ReplyRequest(Struct, frozen=True):
     """A reply that somebody asks for.
 
     ``fields``: the request for the provider, raw JSON by field. ``shown``: what the

@@ -16,12 +16,10 @@ from holdfast.bounds import MIB
 from holdfast.streaming.pool.places import PoolPlace
 from holdfast.streaming.reply import (
     ReplyBegin,
-    ReplyDelta,
     ReplyDone,
     ReplyEnd,
     ReplyEntry,
     ReplyError,
-    ReplyUsage,
 )
 from holdfast.streaming.reply_log.writer import NotResumableCause
 
@@ -97,23 +95,24 @@ class LiveReply:
     def append(self, entries: Iterable[ReplyEntry]) -> None:
         """Add entries that readers may see at once."""
         self.hold(entries)
-        self.visible = self.next
+        self.visible = self.first + len(self.entries)
         self.notify()
 
     def hold(self, entries: Iterable[ReplyEntry]) -> None:
         """Add entries that readers may not see yet."""
+        size = 0
         for entry in entries:
             self.entries.append(entry)
-            size = _size(entry)
-            self.size_bytes += size
-            self.kept_bytes += size
+            size += ENTRY_BYTES + len(getattr(entry, "chunk", b""))
+        self.size_bytes += size
+        self.kept_bytes += size
         if self.kept_bytes > KEPT_BYTES_MAX and not self.resumable:
             self._drop_oldest()
 
     def _drop_oldest(self) -> None:
         dropped = 0
         while self.kept_bytes > KEPT_BYTES_MAX // 2:
-            self.kept_bytes -= _size(self.entries[dropped])
+            self.kept_bytes -= ENTRY_BYTES + len(getattr(self.entries[dropped], "chunk", b""))
             dropped += 1
         del self.entries[:dropped]
         self.first += dropped
@@ -169,8 +168,3 @@ class LiveReply:
         """The log will not have everything, or too late; the reply goes on."""
         self.resumable = False
         telemetry.reply_not_resumable(cause)
-
-
-def _size(entry: ReplyEntry) -> int:
-    chunk = entry.chunk if isinstance(entry, ReplyDelta | ReplyUsage) else b""
-    return ENTRY_BYTES + len(chunk)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 
 from msgspec import structs
@@ -27,7 +27,7 @@ from holdfast.streaming.providers.contract import (
     ProviderFailed,
     ProviderRequest,
 )
-from holdfast.streaming.providers.routing import Routing
+from holdfast.streaming.providers.routing import RoutedStream, Routing
 from holdfast.streaming.reply import (
     ReplyDelta,
     ReplyDone,
@@ -202,16 +202,16 @@ class Producer:
         left = self._deadline(run.request, run.live) - self._clock.monotonic()
         if run.place.waiting:
             return QUEUE_TIMEOUT if left > 0 else DEADLINE
+        timer = asyncio.get_running_loop().call_later(left, run.live.stop, DEADLINE)
         try:
-            async with asyncio.timeout(left):
-                await self._on_turn(run)
-                await self._generate(run)
-        except TimeoutError:
-            return DEADLINE
+            await self._on_turn(run)
+            await self._generate(run)
         except ProviderFailed as failed:
             return _with_retry(failed.error, failed.retry_after_seconds)
         except (_Stopped, ReplyFailed) as stopped:
             return stopped.error
+        finally:
+            timer.cancel()
         return ReplyDone()
 
     async def _on_turn(self, run: _Run) -> None:
@@ -234,15 +234,15 @@ class Producer:
     async def _generate(self, run: _Run) -> None:
         request = run.request
         asked = ProviderRequest(request.model, request.fields, request.reply_id)
-        run.request = replace(request, fields={})  # routing frees it at the first token
+        run.request = structs.replace(request, fields={})  # routing frees it at the first token
         routed = self._routing.stream(asked, run.lease)
         del asked, request
         try:
-            await routed.pour(lambda chunks: self._take(run, chunks, routed.provider))
+            await routed.pour(partial(self._take, run, routed))
         finally:
             run.provider = routed.provider
 
-    def _take(self, run: _Run, chunks: Sequence[ProviderChunk], provider: str) -> None:
+    def _take(self, run: _Run, routed: RoutedStream, chunks: Sequence[ProviderChunk]) -> None:
         live, now, text_bytes = run.live, self._clock.monotonic(), 0
         entries: list[ReplyEntry] = []
         if run.chunk_at:
@@ -260,10 +260,11 @@ class Producer:
                 run.tail.append(ReplyDelta(chunk.data))
             else:
                 entries.append(ReplyDelta(chunk.data))
-        run.usage.grew(text_bytes, provider)
+        run.usage.grew(text_bytes, routed.provider)
         if entries:
             live.append(entries)
-            self._writer.appended(live)
+            if live.resumable:
+                self._writer.appended(live)
         if live.size_bytes > REPLY_BYTES_MAX:
             raise _Stopped(TOO_LONG)
 

@@ -46,6 +46,8 @@ as they are read, would take the node's processor from everybody."""
 NESTING_MAX = 256
 """Objects and lists inside each other. Python reads a thousand levels, less those of
 its own calls, which are more for a reader than here."""
+SHALLOW_BYTES = 2 * NESTING_MAX
+"""A level takes two bytes, so most chunks are too short to be deep."""
 TOKENS_MAX = 10**9
 """More than any reply uses: a larger count is none. Sums stay far from 64 bits."""
 NOT_SSE = ReplyError("upstream_garbage", "the provider's answer is not SSE")
@@ -114,10 +116,20 @@ class ProviderStream:
         chunks: list[ProviderChunk] = []
         if not data or self.ended or self.error:
             return chunks
-        if not self._line and not self._data and _is_one_event(data):
+        if (  # one whole event on one line, as nearly every token is: half the work
+            data.startswith(_ONE_EVENT)
+            and data.find(b"\n") == len(data) - 2
+            and data.endswith(b"\n\n")
+            and b"\r" not in data
+            and len(data) <= EVENT_BYTES_MAX
+            and not (self._line or self._data)
+        ):
             self._at_start = False
-            chunks.append(self._read_event(data[len(_ONE_EVENT) - 1 : -2]))
-            if self.error is None:
+            chunk = self._read_event(data[len(_ONE_EVENT) - 1 : -2])
+            chunks.append(chunk)
+            if chunk.data:
+                self._bare_bytes = 0
+            elif self.error is None:
                 self._count_bare(data, chunks)
             return chunks
         self._after_cr = data.endswith(b"\r")
@@ -176,16 +188,19 @@ class ProviderStream:
 
     def _read_event(self, data: bytes) -> ProviderChunk:
         """The chunk of one event; a sign of life if it has none or is the end."""
-        if data == b"[DONE]":
-            self.ended = self._has_answer
-            self.error = None if self._has_answer else NO_ANSWER
-            return _ALIVE
-        if not data.strip():
-            return _ALIVE
         try:
             chunk = _decode(data)
-            _check(data)
+            if len(data) > SHALLOW_BYTES:
+                _check(data)
+            else:
+                _decode_all(data)
         except _UNREADABLE:
+            if data == b"[DONE]":
+                self.ended = self._has_answer
+                self.error = None if self._has_answer else NO_ANSWER
+                return _ALIVE
+            if not data.strip():
+                return _ALIVE
             self._fail("the provider sent an event that is no chunk")
             return _ALIVE
         if chunk.error:
@@ -225,8 +240,7 @@ class ProviderStream:
 def _check(data: bytes) -> None:
     """Raises one of ``_UNREADABLE`` if not everybody can read this JSON."""
     whole = _decode_all(data)
-    # a level takes two bytes, so most chunks are too short to be deep
-    if len(data) > 2 * NESTING_MAX and data.count(b"{") + data.count(b"[") > NESTING_MAX:
+    if len(data) > SHALLOW_BYTES and data.count(b"{") + data.count(b"[") > NESTING_MAX:
         level = [whole]
         for _ in range(NESTING_MAX):
             level = [inner for outer in level for inner in _inside(outer)]
@@ -236,18 +250,6 @@ def _check(data: bytes) -> None:
 
 def _inside(value: Any) -> Iterable[Any]:
     return value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
-
-
-def _is_one_event(data: bytes) -> bool:
-    """Whether these bytes are one whole event on one line, as nearly every token is;
-    half of the time of reading it is spared then."""
-    return (
-        data.startswith(_ONE_EVENT)
-        and data.find(b"\n") == len(data) - 2
-        and data.endswith(b"\n\n")
-        and b"\r" not in data
-        and len(data) <= EVENT_BYTES_MAX
-    )
 
 
 def _text_bytes(value: Any) -> int:

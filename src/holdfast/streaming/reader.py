@@ -68,7 +68,7 @@ class LiveCursor(AsyncIterator[ReaderEvent]):
     """Reads a reply of this node. ``aclose`` or the end detaches it."""
 
     def __init__(self, reply: LiveReply, after: EntryId | None) -> None:
-        self._reply = reply
+        self.reply = reply
         self._next = 0 if after is None else after.n + 1
         self._position = 0
         self._news = _Waiter()
@@ -82,17 +82,13 @@ class LiveCursor(AsyncIterator[ReaderEvent]):
         ``take`` it; ``anext`` goes on if that returns False."""
         self._news.write = write
 
-    @property
-    def is_at_end(self) -> bool:
-        return self._reply.end is not None
-
     async def __anext__(self) -> ReaderEvent:
         """Cancel-safe: a cancelled call takes nothing."""
         while self.is_open:
             event = self.take()
             if event is not None:
                 return event
-            if self._reply.end is not None:
+            if self.reply.end is not None:
                 self.close()
                 break
             self._news.future = self._loop.create_future()
@@ -104,14 +100,17 @@ class LiveCursor(AsyncIterator[ReaderEvent]):
 
     def take(self) -> ReaderEvent | None:
         """What is there; None if that is nothing."""
-        reply, at = self._reply, self._next
+        reply, at = self.reply, self._next
         if at < reply.first or (reply.end is not None and at > reply.visible):
             self.close()
             return Lost(GAP)
         if at < reply.visible:
+            epoch, first, entries = reply.epoch, reply.first, reply.entries
+            if reply.visible - at == 1:  # nearly always, and half as long as what follows
+                self._next = at + 1
+                return [(EntryId(epoch, at), entries[at - first])]
             self._next = min(reply.visible, at + BATCH_MAX)
-            epoch, first = reply.epoch, reply.first
-            return [(EntryId(epoch, n), reply.entries[n - first]) for n in range(at, self._next)]
+            return [(EntryId(epoch, n), entries[n - first]) for n in range(at, self._next)]
         place = reply.place
         if place is not None and place.waiting and place.position != self._position:
             self._position = place.position
@@ -122,7 +121,7 @@ class LiveCursor(AsyncIterator[ReaderEvent]):
         if self.is_open:
             self.is_open = False
             self._news.write = None
-            self._reply.unwatch(self._on_news)
+            self.reply.unwatch(self._on_news)
 
     async def aclose(self) -> None:
         self.close()
@@ -131,7 +130,7 @@ class LiveCursor(AsyncIterator[ReaderEvent]):
         # A response whose generator never began is never closed; it must not keep the
         # reply running. Any thread may collect it.
         if self.is_open and not self._loop.is_closed():
-            self._loop.call_soon_threadsafe(self._reply.unwatch, self._on_news)
+            self._loop.call_soon_threadsafe(self.reply.unwatch, self._on_news)
 
 
 class LogCursor(AsyncIterator[ReaderEvent]):

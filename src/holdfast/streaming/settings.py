@@ -8,6 +8,7 @@ from typing import Literal
 from urllib.parse import urlsplit
 
 from holdfast.bounds import MIB, positive
+from holdfast.drivers.redis_url import check_redis_url
 from holdfast.errors import BadSetting
 from holdfast.message import check_id, check_tenant
 from holdfast.streaming.pool.contract import DEFAULT_POOL, PoolSettings
@@ -221,6 +222,13 @@ class StreamingSettings:
     """Users whose messages a model writes: ``[[streaming.assistants]]`` for each."""
 
     def __post_init__(self) -> None:
+        if self.replies_url not in ("", "sqlite:"):
+            try:
+                check_redis_url(self.replies_url)
+            except ValueError as error:
+                raise ValueError(
+                    f"replies_url must be sqlite: or a URL of Redis: {error}"
+                ) from None
         for path, names in (
             ("providers", [provider.name for provider in self.providers]),
             ("models", [model.name for model in self.models]),

@@ -15,9 +15,7 @@ else with an estimate that is marked as one, bytes / 4. A key that names no user
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from functools import lru_cache
 from typing import Protocol
 
@@ -94,9 +92,7 @@ class ReplyAccounts:
         """Wait until what has ended so far is in the store, a second at most: a reply
         whose end somebody saw has been counted, even if the node is killed then.
         """
-        with suppress(TimeoutError):
-            async with asyncio.timeout(STORED_SECONDS):
-                await self._buffer.stored()
+        await self._buffer.stored(STORED_SECONDS)
 
     async def rows(self, query: UsageQuery) -> Sequence[UsageRow]:
         """What this node's replies used; raises as the store does."""

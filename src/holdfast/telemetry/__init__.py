@@ -5,84 +5,111 @@ A part calls one function per event: ``from holdfast import telemetry`` and
 docs/reference/metrics.md is generated from the metrics here; names in brackets in a
 HELP text are those of the design documents.
 
-- ``metrics``    the registry; dependencies, process, REST, access, limits, work
-- ``messaging``  the message path: gateway, ingest, history, store, fanout
-- ``replies``    AI replies: pool, queue, ends, providers, log
-- ``logs``       where log lines go, and what is removed from them
-- ``traces``     spans for OpenTelemetry, when configured
-- ``marks``      moments that tests collect or act on
+- ``metrics``        the registry; process, disk, REST, access, limits, work
+- ``dependencies``   whether they answer, their breakers, how fast failures heal
+- ``ingest``         the message path: what becomes of sends and reads, and its steps
+- ``messaging``      the message path: gateway, store, fanout
+- ``loop_values``    a histogram for values that come with every token
+- ``replies``        AI replies: pool, queue, ends, providers, log
+- ``expressions``    expressions over metrics, as values, and how PromQL is printed
+- ``alert``          what an alert is
+- ``alerts``         the list of alerts
+- ``alerts_beside``  its part beside the message path
+- ``judge``          judges alerts over the metrics of this process
+- ``objectives``     the list of objectives, and how a node measures them
+- ``notices``        what is reported to sinks of alerts, and when
+- ``logs``           where log lines go, and what is removed from them
+- ``traces``         spans for OpenTelemetry, when configured
+- ``marks``          moments that tests collect or act on
 """
 
+from holdfast.telemetry.alerts import ALERTS
+from holdfast.telemetry.dependencies import dependency_state, dependency_up
+from holdfast.telemetry.ingest import (
+    cursor_unproven,
+    group_persisted,
+    history_read,
+    hot_chats,
+    key_races_lost,
+    lanes_overdue,
+    message_step,
+    rollback_proven,
+    send_turned_away,
+    sends_answered,
+    sends_refused,
+    sends_waiting,
+    sequence_gap,
+    sequences_allocated,
+    transaction_conflict,
+    watermarks,
+    write_overdue,
+)
 from holdfast.telemetry.logs import ThrottledLog, configure_logging, log, safe_text
 from holdfast.telemetry.marks import mark, on_mark
 from holdfast.telemetry.messaging import (
     bus_notifications,
+    chats_halted,
+    connection_aborted,
     connection_closed,
     connection_ended,
     connection_lost,
     connection_opened,
+    connections_open,
     counter_corruption,
-    cursor_unproven,
     dead_letter,
+    dead_letters_kept,
     delivered,
     delivery_lag,
     delivery_retried,
     delivery_skipped,
     duplicate_sequence,
     ephemeral,
+    epochs_raised,
     fanout_ended,
     fanout_lag,
     frame_refused,
-    group_persisted,
     handed_over,
     handshake_refused,
     healthy_gateways,
-    history_read,
-    hot_chats,
     http_connection_refused,
     http_connection_shed,
     http_connections,
-    lanes_overdue,
     log_entries_unknown,
     log_lost,
     many_dead_letters,
+    old_primary_refused,
     outbound_buffers,
     registry_answered,
     registry_failed,
-    rollback_proven,
-    send_turned_away,
-    sends_answered,
-    sends_waiting,
-    sequence_gap,
-    sequences_allocated,
     session_noticed,
     store_moved,
     store_reopened,
-    transaction_conflict,
     unread,
-    watermarks,
-    write_overdue,
 )
 from holdfast.telemetry.metrics import (
     REGISTRY,
     admin_error,
+    alert_notice,
+    alerts_firing,
     defect,
-    dependency_state,
-    dependency_up,
+    disk,
     jwks_failed,
     jwks_fetched,
     kept_keys_unreadable,
     kept_keys_unwritten,
     limits_checked,
     limits_state,
+    part_started,
     redis_failed,
     request_answered,
     revocation_refused,
     revocations_held,
     rule_staleness,
     rules_applied,
+    samples,
     settings_changed,
     webhooks_expired,
+    webhooks_failing,
     webhooks_parked,
     work_completed,
     work_completion_refused,
@@ -114,26 +141,34 @@ from holdfast.telemetry.replies import (
     reply_lease_freed,
     reply_log_written,
     reply_not_resumable,
+    reply_queue_limit,
     reply_refused,
     reply_tokens,
 )
 from holdfast.telemetry.traces import TraceSettings, span, tracing
 
 __all__ = [
+    "ALERTS",
     "REGISTRY",
     "ThrottledLog",
     "TraceSettings",
     "admin_error",
+    "alert_notice",
+    "alerts_firing",
     "assistant_job_ended",
     "bus_notifications",
+    "chats_halted",
     "configure_logging",
+    "connection_aborted",
     "connection_closed",
     "connection_ended",
     "connection_lost",
     "connection_opened",
+    "connections_open",
     "counter_corruption",
     "cursor_unproven",
     "dead_letter",
+    "dead_letters_kept",
     "defect",
     "delivered",
     "delivery_lag",
@@ -141,8 +176,10 @@ __all__ = [
     "delivery_skipped",
     "dependency_state",
     "dependency_up",
+    "disk",
     "duplicate_sequence",
     "ephemeral",
+    "epochs_raised",
     "fanout_ended",
     "fanout_lag",
     "frame_refused",
@@ -159,6 +196,7 @@ __all__ = [
     "jwks_fetched",
     "kept_keys_unreadable",
     "kept_keys_unwritten",
+    "key_races_lost",
     "lanes_overdue",
     "limits_checked",
     "limits_state",
@@ -167,8 +205,11 @@ __all__ = [
     "log_lost",
     "many_dead_letters",
     "mark",
+    "message_step",
+    "old_primary_refused",
     "on_mark",
     "outbound_buffers",
+    "part_started",
     "pool_state",
     "provider_attempt",
     "redis_failed",
@@ -185,6 +226,7 @@ __all__ = [
     "reply_lease_freed",
     "reply_log_written",
     "reply_not_resumable",
+    "reply_queue_limit",
     "reply_refused",
     "reply_tokens",
     "request_answered",
@@ -194,8 +236,10 @@ __all__ = [
     "rule_staleness",
     "rules_applied",
     "safe_text",
+    "samples",
     "send_turned_away",
     "sends_answered",
+    "sends_refused",
     "sends_waiting",
     "sequence_gap",
     "sequences_allocated",
@@ -209,6 +253,7 @@ __all__ = [
     "unread",
     "watermarks",
     "webhooks_expired",
+    "webhooks_failing",
     "webhooks_parked",
     "work_completed",
     "work_completion_refused",

@@ -7,7 +7,10 @@ import json
 import logging
 import re
 import sys
+import time
 from collections.abc import MutableMapping
+from datetime import UTC, datetime
+from functools import lru_cache
 from typing import Any, TextIO
 
 import msgspec
@@ -37,6 +40,21 @@ def safe_text(value: str) -> str:
     if len(value) > LOG_VALUE_CHARACTERS_MAX:
         value = value[:LOG_VALUE_CHARACTERS_MAX] + f"… ({len(value)} characters)"
     return value
+
+
+def _stamped(
+    _logger: object, _method: str, event: MutableMapping[str, Any]
+) -> MutableMapping[str, Any]:
+    """The time as structlog's own processor writes it, which took half of a line."""
+    now = time.time_ns() // 1000
+    event["timestamp"] = f"{_second(now // 1_000_000)}.{now % 1_000_000:06d}Z"
+    return event
+
+
+@lru_cache(1)
+def _second(number: int) -> str:
+    """Of UTC, counted from the epoch."""
+    return datetime.fromtimestamp(number, UTC).strftime("%Y-%m-%dT%H:%M:%S")
 
 
 def _safe(
@@ -97,7 +115,7 @@ def configure_logging(json: bool, level: str = "info", stream: TextIO | None = N
     number = logging.getLevelNamesMapping()[level.upper()]
     shared: list[Any] = [
         structlog.processors.add_log_level,
-        structlog.processors.TimeStamper(fmt="iso", utc=True),
+        _stamped,
         structlog.processors.format_exc_info,
         _safe,
     ]

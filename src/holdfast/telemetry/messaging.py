@@ -1,18 +1,18 @@
 """Metrics and log events of the message path.
 
-In this order: the gateway and its sessions; ingest and history (what becomes of sends
-and reads); the store (damage and repair); fanout (from the log to the gateways).
+In this order: the gateway and its sessions; the store (damage and repair); fanout (from
+the log to the gateways). ``ingest`` has what becomes of sends and reads.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from prometheus_client import Histogram
-
+from holdfast.telemetry.dependencies import dependency_up
+from holdfast.telemetry.ingest import send_turned_away, sends_refused
 from holdfast.telemetry.logs import log
 from holdfast.telemetry.marks import mark
-from holdfast.telemetry.metrics import REGISTRY, counter, dependency_up, gauge, histogram
+from holdfast.telemetry.metrics import counter, gauge, histogram
 
 _connections = gauge("gateway_connections_active", "Open connections [gateway.connections.active]")
 _connected = counter("gateway_connections", "Connections opened [gateway.connections.rate]")
@@ -20,6 +20,9 @@ _closed = counter("gateway_closed", "Connections closed by the server, by reason
 _lost = counter("gateway_connections_lost", "Connections that ended without a closing of ours")
 _timeouts = counter(
     "gateway_connection_timeouts", "Connections closed for silence [gateway.connection.timeout]"
+)
+_connection_hours = counter(
+    "gateway_connection_hours", "How long connections were open, all together, in hours"
 )
 _slow_disconnects = counter(
     "gateway_slow_consumer_disconnects", "Slow consumers closed [gateway.slow_consumer.disconnects]"
@@ -48,7 +51,6 @@ _outbound = gauge(
     "gateway_outbound_buffer_bytes", "Bytes that wait in all outbound buffers, HTTP answers too"
 )
 
-_FORCED_CLOSES = frozenset({"slow_consumer", "memory_pressure", "state_diverged", "overloaded"})
 _FORCED_PULLS = frozenset({"delivery_skipped", "acks_stale"})
 
 
@@ -61,7 +63,7 @@ def connection_ended(active: int) -> None:
     _connections.set(active)
 
 
-def connection_closed(reason: str) -> None:
+def connection_closed(reason: str, *, forces_resync: bool) -> None:
     """The server closes a connection."""
     mark("a connection was closed", reason)
     _closed.labels(reason).inc()
@@ -69,8 +71,18 @@ def connection_closed(reason: str) -> None:
         _slow_disconnects.inc()
     elif reason == "idle_timeout":
         _timeouts.inc()
-    if reason in _FORCED_CLOSES:
+    if forces_resync:
         _forced_resyncs.inc()
+
+
+def connection_aborted() -> None:
+    """The server ends a connection after a defect, without a closing frame."""
+    _forced_resyncs.inc()
+
+
+def connections_open(seconds: float) -> None:
+    """``seconds``: of all connections together, since the last call."""
+    _connection_hours.inc(seconds / 3600)
 
 
 def connection_lost() -> None:
@@ -83,6 +95,10 @@ def session_noticed(sign: str) -> None:
     _signs.labels(sign).inc()
     if sign in _FORCED_PULLS:
         _forced_resyncs.inc()
+    elif sign == "send_refused":
+        sends_refused()
+    elif sign == "send_turned_away":
+        send_turned_away("connection")
 
 
 def frame_refused() -> None:
@@ -114,166 +130,6 @@ def unread(what: str, many: int, error: Exception) -> None:
     log.warning("gateway.read_failed", what=what, many=many, error=str(error))
 
 
-_waiting = gauge("ingest_sends_waiting", "Sends that wait for their group")
-_turned_away = counter(
-    "ingest_sends_turned_away", "Sends refused before anything was tried, by reason", ("reason",)
-)  # reason: total, chat, bytes, age, deadline, follower, stopping
-_group_sends = Histogram(
-    "holdfast_ingest_group_sends",
-    "Sends committed together",
-    registry=REGISTRY,
-    buckets=(1, 2, 4, 8, 16, 32, 64, 128, 256, 512),
-)
-_persist_latency = histogram(
-    "durability_persist_latency_seconds",
-    "From admission to answer, of the longest-waiting send of each group"
-    " [durability.persist.latency_p99]",
-)
-_persisted = counter(
-    "durability_messages_persisted", "Messages newly committed [durability.messages.persisted_rate]"
-)
-_outcomes = counter(
-    "durability_outcomes", "Sends answered by the durability plane, by outcome", ("outcome",)
-)
-_idempotency_hits = counter(
-    "durability_idempotency_hits",
-    "Sends answered by an earlier message of the same key [durability.idempotency.hit_rate]"
-    " [idempotency_hit_rate]",
-)
-_allocation_latency = histogram(
-    "sequence_allocation_latency_seconds",
-    "The store's commit of a group, in which its sequences are allocated"
-    " [sequence_allocation_latency_p99]",
-)
-_allocation_errors = counter(
-    "sequence_allocation_errors",
-    "Sends for which the store could not allocate a sequence [sequence_allocation_errors]",
-)
-_gaps = counter(
-    "sequence_gaps",
-    "Sequences missing between two neighbours of a chat in the event log [sequence_gap_rate]",
-)
-_conflicts = counter(
-    "durability_transaction_conflicts",
-    "Commits that met another writer [durability.transaction.conflict_rate]"
-    " [transaction_conflict_rate]",
-)
-_throttled = counter(
-    "durability_store_throttles",
-    "Sends the store put off for its quota [durability.dynamodb.throttle_count]",
-)
-_hot_chats = gauge(
-    "hot_chats",
-    "Chats above durability.intake.hot_messages_per_minute in the last full minute"
-    " [messages_per_chat_per_minute]",
-)
-_overdue = counter(
-    "durability_overdue_writes", "Writes that ended after their deadline, by how", ("ended",)
-)
-_overdue_lanes = gauge(
-    "durability_overdue_lanes",
-    "Lanes of the store with a write that goes on past its deadline: their sends are refused",
-)
-# stored, failed, dropped
-_marks = counter("durability_watermarks", "Watermarks by what became of them", ("outcome",))
-_rollbacks = counter(
-    "durability_rollbacks_proven",
-    "Cursors beyond the head in the same epoch: the store lost messages, SEV-1",
-)
-_unproven = counter(
-    "durability_cursors_unproven",
-    "Requests with a cursor beyond the head and no proof: that device alone is reset",
-)
-_reads = counter("history_reads", "Reads for sessions and REST, by outcome", ("outcome",))
-_read_latency = histogram("history_read_latency_seconds", "Reads for sessions and REST")
-
-
-def sends_waiting(count: int) -> None:
-    _waiting.set(count)
-
-
-def send_turned_away(reason: str) -> None:
-    mark("a send was turned away", reason)
-    _turned_away.labels(reason).inc()
-
-
-def group_persisted(sends: int, oldest_seconds: float) -> None:
-    _group_sends.observe(sends)
-    _persist_latency.observe(oldest_seconds)
-
-
-def sends_answered(outcome: str, count: int) -> None:
-    """``outcome`` is a label of ``durability_outcomes``."""
-    mark("sends were answered", outcome)
-    _outcomes.labels(outcome).inc(count)
-    if outcome == "persisted":
-        _persisted.inc(count)
-    elif outcome == "deduplicated":
-        _idempotency_hits.inc(count)
-    elif outcome != "refused":
-        _allocation_errors.inc(count)
-    if outcome == "throttled":
-        _throttled.inc(count)
-
-
-def sequences_allocated(seconds: float) -> None:
-    _allocation_latency.observe(seconds)
-
-
-def sequence_gap(missing: int) -> None:
-    _gaps.inc(missing)
-    log.error("fanout.gap_found", missing=missing)
-
-
-def transaction_conflict() -> None:
-    _conflicts.inc()
-
-
-def hot_chats(count: int) -> None:
-    _hot_chats.set(count)
-
-
-def write_overdue(ended: str) -> None:
-    """A write ended after its deadline; ``ended``: done or failed."""
-    mark("a write ended after its deadline")
-    _overdue.labels(ended).inc()
-
-
-def lanes_overdue(count: int, at_once: int) -> None:
-    """``count`` lanes wait for the end of an overdue write; with ``at_once`` of them
-    nothing is written.
-    """
-    if 0 < count < at_once:
-        mark("a lane hung and others went on")
-    _overdue_lanes.set(count)
-
-
-def watermarks(outcome: str, count: int) -> None:
-    _marks.labels(outcome).inc(count)
-
-
-def rollback_proven(chat_id: str, user_id: str, epoch: int, cursor: int, head: int) -> None:
-    """``user_id``: the user whose cursor is the proof."""
-    mark("a rollback was proven")
-    _rollbacks.inc()
-    log.critical(
-        "store.rollback_proven", severity="SEV-1",
-        detail="a client has messages that the store does not: raising the chat's epoch",
-        chat_id=chat_id, user_id=user_id, epoch=epoch, cursor=cursor, head=head,
-    )  # fmt: skip
-
-
-def cursor_unproven() -> None:
-    mark("a cursor was unproven")
-    _unproven.inc()
-
-
-def history_read(outcome: str, seconds: float) -> None:
-    """``outcome``: done, refused, failed, timeout, busy or breaker_open."""
-    _reads.labels(outcome).inc()
-    _read_latency.observe(seconds)
-
-
 _counter_corruption = counter(
     "durability_counter_corruption",
     "Chats found without their counter, SEV-1 [durability.counter.corruption]"
@@ -283,6 +139,7 @@ _duplicate_sequence = counter(
     "durability_duplicate_sequence",
     "Sequences found already taken, SEV-1 [durability.duplicate.sequence]",
 )
+_halted = gauge("chats_halted", "Chats that take no messages until an operator recovers them")
 _store_reopened = counter(
     "store_reopened", "Times the database was closed and opened again after an error"
 )
@@ -303,6 +160,10 @@ def duplicate_sequence(chat_id: str) -> None:
     _duplicate_sequence.inc()
     mark("a sequence was taken")
     log.critical("store.sequence_duplicated", severity="SEV-1", chat_id=chat_id)
+
+
+def chats_halted(count: int) -> None:
+    _halted.set(count)
 
 
 def store_reopened(cause: str) -> None:
@@ -345,10 +206,14 @@ _skipped = counter(
     "fanout_delivery_skipped",
     "Messages for nobody here, and joined chats not read, by reason [fanout.delivery.skip_rate]",
     ("reason",),
-)  # reason: offline (nobody of the chat is connected to this node), members_unknown
+    known=("offline", "members_unknown"),  # offline: nobody of the chat is connected here
+)
 _retries = counter("fanout_retries", "Reads of joined chats tried again [fanout.retry.count]")
 _dead_letters = counter(
-    "fanout_dead_letters", "Events that could not be used, by reason", ("reason",)
+    "fanout_dead_letters",
+    "Events that could not be used, by reason",
+    ("reason",),
+    known=("undecodable", "event", "defect"),
 )
 _dead_letter_depth = gauge("fanout_dlq_depth", "Dead letters kept [fanout.dlq.depth]")
 _restarts = counter(
@@ -356,8 +221,17 @@ _restarts = counter(
     "Ends of the fanout role by a fatal error [fanout.consumer.restarts]",
 )
 _log_losses = counter(
-    "log_losses", "Reads of the log from a position that it lost, by part", ("part",)
-)  # part: fanout, webhooks, assistants
+    "log_losses",
+    "Reads of the log from a position that it lost, by part",
+    ("part",),
+    known=("fanout", "webhooks", "assistants"),
+)
+_epochs_raised = counter(
+    "epochs_raised", "Times that all epochs were raised: a failover may have lost commits"
+)
+_old_primaries = counter(
+    "old_primary_refused", "Connections to an old primary of PostgreSQL that were not used"
+)
 _registry_errors = counter(
     "registry_errors", "Failed calls of the registry [gateway.redis.connection_errors]"
 )
@@ -400,14 +274,19 @@ def delivery_retried() -> None:
     _retries.inc()
 
 
-def dead_letter(reason: str, shard: int, offset: int, depth: int) -> None:
+def dead_letters_kept(count: int) -> None:
+    _dead_letter_depth.set(count)
+
+
+def dead_letter(reason: str, shard: int, offset: int, chat_id: str) -> None:
+    """Without its data: a log line has no content of messages."""
     _dead_letters.labels(reason).inc()
-    _dead_letter_depth.set(depth)
     log.error(
         "fanout.event_dead_lettered",
         reason=reason,
         shard=shard,
         offset=offset,
+        chat_id=chat_id,
     )
 
 
@@ -429,6 +308,19 @@ def log_lost(part: str, offsets: Sequence[int]) -> None:
     mark("the log was lost at a reader's position")
     _log_losses.labels(part).inc()
     log.error("fanout.log_lost", reader=part, position=list(offsets), severity="SEV-2")
+
+
+def epochs_raised(base: int) -> None:
+    """Every node counts it once. Clients read their chats again."""
+    _epochs_raised.inc()
+    log.critical("fanout.epochs_raised", base=base, severity="SEV-1")
+
+
+def old_primary_refused(timeline: int, *, is_first: bool) -> None:
+    """Only the first connection to a server is logged: nodes try again and again."""
+    _old_primaries.inc()
+    if is_first:
+        log.critical("store.old_primary_refused", timeline=timeline, severity="SEV-2")
 
 
 def registry_failed(error: Exception, *, is_first: bool = False) -> None:

@@ -1,8 +1,8 @@
 """The registry, how a metric is made, and the metrics beside the message path.
 
-Every name begins with ``holdfast_``; histograms are in seconds. In this order:
-dependencies and their breakers, the process, REST, access (revocations, keys of token
-issuers), limits, work, webhooks. ``messaging`` has the metrics of the message path.
+Every name begins with ``holdfast_``; histograms are in seconds. In this order: the
+process and its disk, REST, access (revocations, keys of token issuers), limits, work,
+webhooks. ``ingest`` and ``messaging`` have the metrics of the message path.
 """
 
 from __future__ import annotations
@@ -12,6 +12,8 @@ from functools import cache
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
+from holdfast.telemetry.expressions import PREFIX, LabelSet
+from holdfast.telemetry.judge import Samples
 from holdfast.telemetry.logs import log
 from holdfast.telemetry.marks import mark
 
@@ -19,8 +21,19 @@ REGISTRY = CollectorRegistry()
 LATENCY_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
 
 
-def counter(name: str, help_text: str, labels: tuple[str, ...] = ()) -> Counter:
-    return Counter(f"holdfast_{name}", help_text, labels, registry=REGISTRY)
+def counter(
+    name: str,
+    help_text: str,
+    labels: tuple[str, ...] = (),
+    known: Iterable[str | tuple[str, ...]] = (),
+) -> Counter:
+    """``known``: values of the labels that are shown from the start, at 0. A rise from
+    nothing to 1 is invisible to Prometheus, and an alert would miss the first event.
+    """
+    made = Counter(f"holdfast_{name}", help_text, labels, registry=REGISTRY)
+    for values in known:
+        made.labels(*([values] if isinstance(values, str) else values))
+    return made
 
 
 def gauge(name: str, help_text: str, labels: tuple[str, ...] = ()) -> Gauge:
@@ -36,41 +49,36 @@ def histogram(
     return Histogram(f"holdfast_{name}", help_text, labels, registry=REGISTRY, buckets=buckets)
 
 
-_dependency_up = gauge(
-    "dependency_up",
-    "Whether the last word of a dependency was good "
-    "[durability.dynamodb.available] [durability.kafka.available] [gateway.redis.available]",
-    ("dependency",),
+def samples(names: Iterable[str]) -> Samples:
+    """The present samples of these names, given without ``holdfast_``.
+
+    Only what is asked for is collected: the whole registry takes milliseconds.
+    """
+    found: dict[str, dict[LabelSet, float]] = {}
+    for metric in REGISTRY.restricted_registry([PREFIX + name for name in names]).collect():
+        for sample in metric.samples:
+            series = found.setdefault(sample.name.removeprefix(PREFIX), {})
+            series[tuple(sorted(sample.labels.items()))] = sample.value
+    return found
+
+
+_defects = counter(
+    "defects",
+    "Errors of our own, by part; each is in the log",
+    ("part",),
+    known=(
+        *("answer", "bus", "fanout", "gateway", "ingest", "limits", "replies"),
+        *("store", "streaming", "watermarks", "work"),
+    ),
 )
-_breaker = gauge(
-    "circuit_breaker_state",
-    "1 for the state a breaker is in [gateway.circuit_breaker.open]",
-    ("dependency", "state"),
-)
-
-
-def dependency_up(dependency: str, up: bool) -> None:
-    _dependency_up.labels(dependency).set(up)
-
-
-def breaker_state(dependency: str, state: str) -> None:
-    mark("a breaker was", state)
-    for each in ("closed", "open", "half_open"):
-        _breaker.labels(dependency, each).set(each == state)
-
-
-def dependency_state(dependency: str, up: bool, breaker: str, moved: bool) -> None:
-    """The state of a dependency and its breaker; ``moved``: the breaker's changed."""
-    dependency_up(dependency, up)
-    breaker_state(dependency, breaker)
-    if moved:
-        log.warning("node.breaker_changed", dependency=dependency, state=breaker)
-
-
-_defects = counter("defects", "Errors of our own, by part; each is in the log", ("part",))
 _settings_changed = gauge(
     "setting_changed", "1 for every setting that is not at its default", ("path",)
 )
+
+
+def part_started(part: str) -> None:
+    """A background task runs, whose defects will be counted."""
+    _defects.labels(part)
 
 
 def defect(part: str, error: BaseException) -> None:
@@ -84,6 +92,33 @@ def settings_changed(paths: Iterable[str]) -> None:
     _settings_changed.clear()
     for path in paths:
         _settings_changed.labels(path).set(1)
+
+
+_alerts_firing = gauge("alerts_firing", "Alerts that fire here, by severity", ("severity",))
+_alert_notices = counter(
+    "alert_notices",
+    "Notices of alerts to sinks, by kind of sink and how they ended",
+    ("kind", "outcome"),
+    known=[(kind, end) for kind in ("log", "webhook", "command") for end in ("ok", "failed")],
+)
+
+
+def alerts_firing(by_severity: Mapping[str, int]) -> None:
+    for severity, count in by_severity.items():
+        _alerts_firing.labels(severity).set(count)
+
+
+def alert_notice(kind: str, *, failed: bool) -> None:
+    _alert_notices.labels(kind, "failed" if failed else "ok").inc()
+
+
+_disk = gauge("state_disk_bytes", "Size of the disk of the state directory")
+_disk_free = gauge("state_disk_free_bytes", "What is free for this process on that disk")
+
+
+def disk(size_bytes: int, free_bytes: int) -> None:
+    _disk.set(size_bytes)
+    _disk_free.set(free_bytes)
 
 
 _requests = counter(
@@ -128,6 +163,7 @@ _jwks_fetches = counter(
     "access_jwks_fetches",
     "Fetches of the keys of token issuers, by how they ended; ok is the only good one",
     ("outcome",),
+    known=(*("ok", "invalid", "no_usable_key", "redirect", "status", "too_large", "unreachable"),),
 )
 
 
@@ -195,10 +231,15 @@ _cursor_lag = gauge(
 _rules_applied = counter(
     "limits_rules_applied", "Newer rules put in place, by how they came", ("by",)
 )
+_ADMIN_OPERATIONS = (
+    *("create_rule", "update_rule", "delete_rule", "rollback_rule", "import_rules"),
+    *("get_rule", "list_rules", "rule_history", "rule_changes"),
+)
 _admin_errors = counter(
     "admin_errors",
     "Failed admin calls, by operation and error [admin_errors_total]",
     ("operation", "error"),
+    known=[(operation, "db_connection_failed") for operation in _ADMIN_OPERATIONS],
 )  # error: db_connection_failed, version_conflict, commit_unknown, invalid, not_found
 
 
@@ -244,6 +285,15 @@ def admin_error(operation: str, error: str) -> None:
 _jobs_completed = counter("work_jobs_completed", "Jobs done, as their worker reported them")
 _jobs_failed = counter(
     "work_jobs_failed", "Failed runs of jobs, by reason [failure_reason]", ("reason",)
+)
+_jobs_dead = counter(
+    "work_jobs_dead",
+    "Jobs that became dead letters, as their worker reported them, by reason",
+    ("reason",),
+    known=(
+        *("transport_unavailable", "handler_exception", "validation_failure", "timeout_exceeded"),
+        *("serialization_error", "dependency_failure", "poison_message", "throttled", "unknown"),
+    ),
 )
 _lease_lost = counter("work_leases_lost", "Times this process was declared dead while it lived")
 _reports_refused = counter(
@@ -294,8 +344,11 @@ def work_completed(count: int) -> None:
     _jobs_completed.inc(count)
 
 
-def work_failed(reason: str) -> None:
+def work_failed(reason: str, *, is_dead: bool) -> None:
+    """A run failed; ``is_dead``: the job became a dead letter by it."""
     _jobs_failed.labels(reason).inc()
+    if is_dead:
+        _jobs_dead.labels(reason).inc()
 
 
 def work_lease_lost() -> None:
@@ -369,10 +422,17 @@ def work_totals(
 
 
 _webhooks_disabled = gauge("webhooks_endpoints_disabled", "Endpoints of webhooks that are disabled")
+_webhooks_failing = gauge(
+    "webhooks_endpoints_failing", "Endpoints of webhooks whose last delivery from here failed"
+)
 _webhooks_parked = gauge("webhooks_jobs_parked", "Jobs that wait for disabled endpoints")
 _webhooks_expired = counter(
     "webhooks_jobs_expired", "Parked jobs that became dead letters: too many, or too old"
 )
+
+
+def webhooks_failing(endpoints: int) -> None:
+    _webhooks_failing.set(endpoints)
 
 
 def webhooks_parked(endpoints: int, jobs: int) -> None:

@@ -17,7 +17,7 @@ import hashlib
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, NamedTuple, TypeVar
 
 import msgspec
 from msgspec import Struct, field
@@ -242,6 +242,16 @@ class CommitSeen(HistoryEvent, frozen=True, tag="committed"):
     sequence: int
 
 
+class CommitsLost(HistoryEvent, frozen=True, tag="commits_lost"):
+    """The store's engine lost committed messages, by a failover or a restore, and kept
+    those up to ``kept``. No server keeps a promise about them; their epoch is over.
+    """
+
+    chat_id: str
+    kept: int
+    message_ids: Sequence[str]
+
+
 class Logged(HistoryEvent, frozen=True, tag="logged"):
     """At the end: the event log has this message."""
 
@@ -251,9 +261,8 @@ class Logged(HistoryEvent, frozen=True, tag="logged"):
 
 
 class LogAtEnd(HistoryEvent, frozen=True, tag="log"):
-    """At the end: the event log was read, up to this position.
-
-    Without this event the log was not read, and nothing is known of it.
+    """At the end: the event log was read, up to this position. Without this event it
+    was not read, and nothing is known of it.
     """
 
     position: int
@@ -317,9 +326,8 @@ class Enqueued(HistoryEvent, frozen=True, tag="job_enqueued"):
 
 
 class Ran(HistoryEvent, frozen=True, tag="job_ran"):
-    """One run of a handler.
-
-    ``released``: an operator let it pass its stream's failed head.
+    """One run of a handler. ``released``: an operator let it pass its stream's failed
+    head.
     """
 
     stream: str
@@ -392,6 +400,7 @@ AnyEvent = (
     | Tried
     | FaultWindow
     | CommitSeen
+    | CommitsLost
     | Logged
     | LogAtEnd
     | ChatAtEnd
@@ -406,7 +415,7 @@ AnyEvent = (
 E = TypeVar("E", bound=HistoryEvent)
 
 
-class Operation(Struct, frozen=True):
+class Operation(NamedTuple):
     """A request and its end; ``end`` None: it never ended."""
 
     invoke: Invoke
@@ -425,16 +434,18 @@ class History:
         self.operations = [Operation(i, ends.get(i.op)) for i in self.of(Invoke)]
         self.clients = {c.client: c for c in self.of(ClientSeen)}
         self.chats = {c.chat_id: c for c in self.of(ChatAtEnd)}
+        self.lost = {each for loss in self.of(CommitsLost) for each in loss.message_ids}
         self.ended_at = max((e.at for e in self.events), default=0.0)
 
     def of(self, kind: type[E]) -> list[E]:
         return self._by_kind.get(kind, [])
 
     def acks(self) -> Iterator[tuple[Invoke, Ok, Sighting]]:
-        """Every send that was acknowledged."""
-        for operation in self.operations:
-            if isinstance(operation.end, Ok) and operation.end.acked is not None:
-                yield operation.invoke, operation.end, operation.end.acked
+        """Every send that was acknowledged and that the engine did not lose."""
+        for invoke, end in self.operations:
+            acked = end.acked if isinstance(end, Ok) else None
+            if isinstance(end, Ok) and acked is not None and acked.message_id not in self.lost:
+                yield invoke, end, acked
 
     def pages(self) -> Iterator[tuple[Invoke, Ok, PageSeen]]:
         """Every page that a client got."""

@@ -1,4 +1,5 @@
-"""A bounded workload against a running server: ``holdfast verify URL``.
+"""A bounded workload against a running server, or several nodes of a cluster:
+``holdfast verify URL…``.
 
 It acts as users would: it creates chats, sends in them from several devices, cuts its
 own connections, sends some messages twice under one id, connects one device twice, and
@@ -97,26 +98,31 @@ class WorkloadProgress:
 
 
 class Workload:
-    """One run. The devices are those of ``members``, in turn; ``stranger`` is in no
-    chat and must get nothing; ``operator``, if given, deletes the messages at the end.
+    """One run. The devices are those of ``members``, in turn, and connect to ``urls``,
+    in turn; ``stranger`` is in no chat and must get nothing; ``operator``, if given,
+    deletes the messages at the end.
     """
 
     def __init__(
         self,
-        url: str,
+        urls: Sequence[str],
         members: Sequence[Account],
         stranger: Account | None,
         settings: WorkloadSettings,
         seed: int,
         operator: RestApi | None = None,
     ) -> None:
-        self._url = url
+        self._urls = urls
         self._operator = operator
         self._members = members
         self._stranger = stranger
         self._settings = settings
         self._rng = random.Random(seed)
-        notes = {"url": url, "checkers": [number for number in JUDGED if number != 12 or stranger]}
+        where = " ".join(urls)
+        notes = {
+            "url": where,
+            "checkers": [number for number in JUDGED if number != 12 or stranger],
+        }
         self.record = Recorder(Header(at=time.monotonic(), seed=seed, notes=notes))
         self.name = f"holdfast verify {time.strftime('%Y-%m-%dT%H:%M:%SZ', time.gmtime())}"
         self.chats: list[str] = []
@@ -161,8 +167,9 @@ class Workload:
             for number in range(self._settings.devices):
                 account = self._members[number % len(self._members)]
                 device_id = f"verify-{account.user.user_id}-{number}"[:64]
+                url = self._urls[number % len(self._urls)]
                 client = RecordingClient(
-                    self._url, account.token, self.record, account.user, device_id, settings=QUICK
+                    url, account.token, self.record, account.user, device_id, settings=QUICK
                 )
                 self._clients.append(await stack.enter_async_context(client))
             listening = [asyncio.create_task(_keep(client)) for client in self._clients]
@@ -179,7 +186,8 @@ class Workload:
             async with asyncio.timeout(self._settings.settle_seconds):
                 await asyncio.gather(*(client.connected() for client in self._clients))
         except TimeoutError:
-            raise Unavailable(f"not every device could connect to {self._url} in time") from None
+            where = ", ".join(self._urls)
+            raise Unavailable(f"not every device could connect to {where} in time") from None
 
     # The conversation
 
@@ -229,12 +237,14 @@ class Workload:
             client.cut()
 
     async def _connect_twice(self) -> None:
-        """Connect one device twice: the server must say why it closes the first."""
+        """Connect one device twice, to another node if there is one: the server must
+        say why it closes the first.
+        """
         account, device_id = self._members[0], f"verify-{self._members[0].user.user_id}-twice"[:64]
 
-        def client(name: str) -> RecordingClient:
+        def client(name: str, url: str) -> RecordingClient:
             return RecordingClient(
-                self._url,
+                url,
                 account.token,
                 self.record,
                 account.user,
@@ -243,10 +253,10 @@ class Workload:
                 settings=QUICK,
             )
 
-        async with client("the device at first") as first:
+        async with client("the device at first", self._urls[0]) as first:
             closed = asyncio.create_task(_keep(first))
             await first.connected()
-            async with client("the same device again") as again:
+            async with client("the same device again", self._urls[-1]) as again:
                 await again.connected()
                 await asyncio.wait([closed], timeout=self._settings.settle_seconds)
         closed.cancel()

@@ -9,6 +9,7 @@ and a handler delivers it.
 - ``http_client``    HTTP calls to endpoints; imported with the first call
 - ``parking``        the jobs of a disabled endpoint, and when they expire
 - ``parts``          the settings, and the parts that a node holds
+- ``alert_sinks``    delivers notices of alerts: to a webhook, a command, the log
 - ``sqlite``         endpoints and their deliveries in a SQLite file
 - ``postgres``       endpoints and their deliveries of a cluster
 """

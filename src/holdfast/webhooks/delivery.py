@@ -11,7 +11,7 @@ removed is not sent, and neither jobs nor dead letters keep a copy that outlives
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from importlib import import_module
@@ -125,6 +125,22 @@ async def recall_paces(endpoints: WebhookEndpoints, paces: Paces) -> None:
         paces.ended((JOB_TYPE, endpoint_id), seconds)
 
 
+class FailingEndpoints:
+    """The endpoints whose last delivery from this node failed, for the gauge."""
+
+    def __init__(self) -> None:
+        self._failing = set[str]()
+
+    def on_delivery(self, endpoint_id: str, *, accepted: bool) -> None:
+        (self._failing.discard if accepted else self._failing.add)(endpoint_id)
+        telemetry.webhooks_failing(len(self._failing))
+
+    def on_endpoints(self, enabled: Collection[str]) -> None:
+        """Forget those that were removed or disabled: nothing is delivered there."""
+        self._failing.intersection_update(enabled)
+        telemetry.webhooks_failing(len(self._failing))
+
+
 class WebhookSender:
     """Delivers messages to endpoints. ``opened`` creates it inside the event loop."""
 
@@ -134,10 +150,12 @@ class WebhookSender:
         find: Find,
         clock: Clock,
         settings: WebhookSettings,
+        failing: FailingEndpoints | None = None,
     ) -> None:
         self._endpoints, self._find, self._clock = endpoints, find, clock
         self._settings = settings
         self._opening_caller: asyncio.Task[WebhookCaller] | None = None
+        self._failing = failing or FailingEndpoints()
 
     @classmethod
     @asynccontextmanager
@@ -147,9 +165,10 @@ class WebhookSender:
         find: Find,
         clock: Clock,
         settings: WebhookSettings | None = None,
+        failing: FailingEndpoints | None = None,
     ) -> AsyncIterator[WebhookSender]:
         chosen = settings or WebhookSettings()
-        sender = cls(endpoints, find, clock, chosen)
+        sender = cls(endpoints, find, clock, chosen, failing)
         try:
             yield sender
         finally:
@@ -222,6 +241,7 @@ class WebhookSender:
             await log(0, f"not sent: {type(failure).__name__}: {failure}"[:ERROR_LENGTH_MAX])
             raise
         await log(status, error)
+        self._failing.on_delivery(endpoint.endpoint_id, accepted=200 <= status < 300)
         await self._judge(endpoint, status, error, retry_after)
 
     async def _event(self, notice: DeliveryNotice) -> WebhookEvent | None:

@@ -18,7 +18,7 @@ from holdfast import telemetry
 from holdfast.clock import Clock
 from holdfast.errors import NotFound
 from holdfast.webhooks.contract import JOB_TYPE, WebhookEndpoint, WebhookEndpoints
-from holdfast.webhooks.delivery import WebhookSettings
+from holdfast.webhooks.delivery import FailingEndpoints, WebhookSettings
 from holdfast.work.contract import WorkStore
 from holdfast.work.job import Failure, Reason
 
@@ -45,7 +45,9 @@ class Parking:
         group: Callable[[Mapping[tuple[str, str], str]], None],
         clock: Clock,
         settings: WebhookSettings,
+        failing: FailingEndpoints | None = None,
     ) -> None:
+        self._failing = failing or FailingEndpoints()
         self._endpoints, self._jobs, self._clock, self._settings = endpoints, jobs, clock, settings
         self._pause, self._group = pause, group
         self._version = -1
@@ -70,6 +72,7 @@ class Parking:
         endpoints = await self._endpoints.all()
         self._disabled = [endpoint for endpoint in endpoints if endpoint.disabled]
         self._group({(JOB_TYPE, endpoint.endpoint_id): endpoint.tenant for endpoint in endpoints})
+        self._failing.on_endpoints({each.endpoint_id for each in endpoints if not each.disabled})
         self._pause({(JOB_TYPE, endpoint.endpoint_id) for endpoint in self._disabled})
         self._version = version
         self.status = ParkedStatus(len(endpoints), {each.endpoint_id: 0 for each in self._disabled})

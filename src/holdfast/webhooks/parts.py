@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from holdfast.drivers.cluster import check_postgres_url
 from holdfast.webhooks.contract import WebhookEndpoints
 from holdfast.webhooks.delivery import WebhookSettings
 from holdfast.webhooks.parking import ParkedStatus
@@ -28,10 +29,10 @@ class WorkSettings:
     webhooks: WebhookSettings = field(default_factory=WebhookSettings)
 
     def __post_init__(self) -> None:
-        if self.url not in ("", "sqlite:") and not self.url.startswith(
-            ("postgres://", "postgresql://")
-        ):
-            raise ValueError("url must be sqlite: or begin with postgresql://")
+        if self.url not in ("", "sqlite:"):
+            if "://" not in self.url:
+                raise ValueError("url must be sqlite: or begin with postgresql://")
+            check_postgres_url("url", self.url)
         if not 1 <= self.concurrency <= 4096:
             raise ValueError("concurrency must be between 1 and 4096")
         if self.stuck_loop_seconds != 0 and not 1 <= self.stuck_loop_seconds <= 3600:

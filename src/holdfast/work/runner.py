@@ -78,6 +78,7 @@ class Runner:
         self._handlers, self._policies, self._breakers = handlers, policies, breakers
         self._clock, self._rng, self._hook = clock, rng, hook
         self._running: dict[asyncio.Task[None], Context] = {}
+        self._has_begun = asyncio.Event()
         self.stuck: set[asyncio.Task[None]] = set()
         """Tasks whose handler ignored its cancellation; their runs are over and fenced.
         """
@@ -103,6 +104,7 @@ class Runner:
             telemetry.work_probed()
         context = Context(job, session, self._clock.monotonic() + spec.deadline_seconds)
         self._running[task] = context
+        self._has_begun.set()
         try:
             await spec.run(context, spec.decoded(job.payload))
         except BaseException as error:  # a handler may raise more than Exceptions
@@ -143,10 +145,13 @@ class Runner:
     async def watch_deadlines(self, cancel_seconds: float, on_stuck: OnStuck) -> None:
         """Cancel runs at their deadline, and give up those that do not end then.
 
-        One timer serves all runs. ``on_stuck`` gets the task, job and outcome of each
-        run that is given up.
+        One timer serves all runs; while nothing runs, there is none. ``on_stuck`` gets
+        the task, job and outcome of each run that is given up.
         """
         while True:
+            if not self._running:
+                self._has_begun.clear()
+                await self._has_begun.wait()
             await asyncio.sleep(_DEADLINE_TICK_SECONDS)
             now = self._clock.monotonic()
             for task, context in [(t, c) for t, c in self._running.items() if c.deadline < now]:
@@ -291,7 +296,9 @@ class Runner:
         else:
             self._breakers.neither(job.type)
         verdict = decide(job, failure, policy, self._rng)
-        telemetry.work_failed(verdict.reason.name.lower())
+        telemetry.work_failed(
+            verdict.reason.name.lower(), is_dead=verdict.action is FailureAction.DEAD
+        )
         log = telemetry.log.error if verdict.action is FailureAction.DEAD else telemetry.log.warning
         log(
             "work.job_failed",

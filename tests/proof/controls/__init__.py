@@ -2,6 +2,7 @@
 
 - ``message_path``  gateways, sessions, intakes and clients that break a promise
 - ``stores``        stores that break a promise
+- ``cluster``       parts of several nodes: log, locks, leases
 - ``two_phase``     the sequencing of the design documents: allocate, then persist
 - ``jobs``          workers that break checker 11
 - ``replies``       logs of AI replies and their readers that break checker 15
@@ -9,7 +10,7 @@
 A control runs in the simulation in place of the part it breaks, under the faults that
 reveal the defect. It must turn its own checkers red and no other. A checker that no
 control turns red proves nothing; a control that turns others red shows that checkers
-overlap. Four controls break more than one promise; their docstrings say why the others
+overlap. Six controls break more than one promise; their docstrings say why the others
 follow from the first.
 """
 
@@ -21,6 +22,14 @@ from dataclasses import dataclass, replace
 from holdfast.gateway.settings import GatewaySettings
 from holdfast.session.settings import BackpressureSettings, OutboundSettings
 from holdfast.verify.checkers import check, red
+from proof.controls.cluster import (
+    LateLogDisk,
+    PagesWithHoles,
+    PublishesWhatItAcks,
+    SnapshotStore,
+    UnlockedDisk,
+    WallClockLeases,
+)
 from proof.controls.message_path import (
     AgelessGateway,
     CarelessSession,
@@ -40,12 +49,12 @@ from proof.controls.stores import (
     OpenReads,
     OverwritingStore,
     TwoPhaseStore,
-    UnpublishedDisk,
     UnscopedStore,
 )
 from proof.faults import Odds
+from proof.simulation.disk import SimulatedDisk
 from proof.simulation.options import QUIET, Options
-from proof.simulation.parts import Parts, SimulatedDisk
+from proof.simulation.parts import Parts
 from proof.simulation.world import play
 
 SEEDS = range(1, 9)
@@ -73,6 +82,7 @@ def only_faults(**changes: object) -> Callable[[Options], Options]:
 
     def change(options: Options) -> Options:
         traffic: dict[str, object] = {
+            "servers": 1,
             "devices": 3,
             "sends_per_device": 12,
             "seconds": 8.0,
@@ -88,6 +98,11 @@ def only_faults(**changes: object) -> Callable[[Options], Options]:
             "stalls",
             "device_crashes",
             "server_crashes",
+            "pauses",
+            "partitions",
+            "failovers",
+            "epoch_raises",
+            "skew_seconds",
             "membership_changes",
             "redactions",
             "bursts",
@@ -99,6 +114,7 @@ def only_faults(**changes: object) -> Callable[[Options], Options]:
             "log_repeats",
             "log_zombies",
             "registry_flushes",
+            "registry_restores",
             "bus_noise",
         )
         given = {**dict.fromkeys(none, 0), **traffic, **changes}
@@ -182,9 +198,41 @@ CONTROLS = [
         frozenset({8}),
     ),
     NegativeControl(
-        "commits that are not published",
-        Parts(disk=UnpublishedDisk, options=only_faults()),
-        frozenset({9}),
+        "a retry never publishes",
+        Parts(
+            disk=LateLogDisk,
+            durability=lambda store, clock, _: PublishesWhatItAcks(store, clock),
+            options=only_faults(writes=Odds(lost_reply=0.3)),
+        ),
+        frozenset({9, 11}),
+    ),
+    NegativeControl(
+        "a page with a hole",
+        Parts(
+            around_store=lambda store: PagesWithHoles(store), options=only_faults(device_crashes=4)
+        ),
+        frozenset({4, 9}),
+    ),
+    NegativeControl(
+        "positions from a sequence without the shard's lock",
+        Parts(disk=UnlockedDisk, options=only_faults(servers=3)),
+        frozenset({11}),
+    ),
+    NegativeControl(
+        "members read with the locking statement's snapshot",
+        Parts(
+            disk=lambda: SimulatedDisk(SnapshotStore()),
+            options=only_faults(servers=2, membership_changes=12, sends_per_device=20),
+        ),
+        frozenset({12}),
+    ),
+    NegativeControl(
+        "leases by two wall clocks",
+        Parts(
+            leases=WallClockLeases,
+            options=only_faults(servers=3, skew_seconds=60.0, sends_per_device=20),
+        ),
+        frozenset({11}),
     ),
     NegativeControl(
         "a client that acknowledges the highest",

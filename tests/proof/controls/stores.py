@@ -13,7 +13,7 @@ from holdfast.message import Acked, Draft, LogEntry, Message, Outcome, Page, Use
 from holdfast.store.contract import ChatStore
 from holdfast.store.memory import MemoryStore
 from holdfast.store.numbering import GroupState, StoredSend, number
-from proof.simulation.parts import SimulatedDisk
+from proof.simulation.disk import SimulatedDisk
 
 
 class TwoPhaseStore(MemoryStore):

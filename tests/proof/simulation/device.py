@@ -151,7 +151,10 @@ class Device:
 
     def _hang_up(self, by: Literal["client", "network"]) -> None:
         if self.wire is not None:
-            self.wire.cut()
+            if by == "client":
+                self.wire.hang_up()
+            else:
+                self.wire.cut()
             self._over(by, None)
 
     def _over(self, by: Literal["server", "client", "network"], code: int | None) -> None:

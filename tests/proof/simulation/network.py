@@ -13,6 +13,7 @@ import asyncio
 import random
 from collections import deque
 from collections.abc import Callable, Iterator
+from contextvars import Context, copy_context
 from typing import TYPE_CHECKING, Protocol
 
 from holdfast.session.heartbeat import Transmission
@@ -40,24 +41,31 @@ class Wire:
     """One connection between a device and the gateway."""
 
     def __init__(
-        self, rng: random.Random, latency_seconds: float, on_written: Callable[[ServerFrame], None]
+        self,
+        rng: random.Random,
+        latency_seconds: float,
+        on_written: Callable[[ServerFrame], None],
+        server: Context,
     ) -> None:
+        """``server`` is the context in which the server's side runs."""
         self._loop = asyncio.get_running_loop()
+        self._server_context, self._far_context = server, copy_context()
         self._rng = rng
         self._latency_seconds = latency_seconds
         self._on_written = on_written
         self._connection: Connection | None = None
         self._far: Far | None = None
         self._flying_down: deque[tuple[ServerFrame | None, int]] = deque()
-        self._flying_up: deque[bytes] = deque()
+        self._flying_up: deque[bytes | None] = deque()
         self._down: deque[tuple[ServerFrame | None, int]] = deque()
         self._down_bytes = 0
-        self._held_up: deque[bytes] = deque()
+        self._held_up: deque[bytes | None] = deque()
         self._down_at = self._up_at = 0.0
         self._paused = False
         self._reading = True
         self._server_reads = True
         self._code: int | None = None
+        self._broken = False
         self.hole = False
         self.over = False
         self.ended = asyncio.Event()
@@ -85,6 +93,7 @@ class Wire:
 
     def close(self, code: int, reason: str) -> None:
         if self.over:
+            self._give_up()
             return
         self._code = code
         self.closed_by_server = True
@@ -93,9 +102,12 @@ class Wire:
 
     def abort(self) -> None:
         if self.over:
+            self._give_up()
             return
         self.closed_by_server = True
         self.cut()
+        if self.hole:
+            self._give_up()
 
     @property
     def unsent(self) -> int:
@@ -116,9 +128,16 @@ class Wire:
 
     def send(self, data: bytes) -> None:
         if not self.over and not self.hole:
-            self._up_at = max(self._up_at, self._loop.time() + self._delay())
-            self._flying_up.append(data)
-            self._loop.call_at(self._up_at, self._landed_up)
+            self._later_up(data)
+
+    def hang_up(self) -> None:
+        """The device closes. The server reads what was sent before, then the end."""
+        if self.over:
+            return
+        self._end()
+        if not self.hole:
+            self._later_up(None)
+        self._loop.call_later(self._delay(), self._lost_by_device, context=self._far_context)
 
     def read_on(self, reading: bool) -> None:
         """A device that stops reading leaves everything in the kernel's buffers."""
@@ -129,25 +148,37 @@ class Wire:
     # Faults
 
     def cut(self) -> None:
-        """Break the connection: each side notices later; bytes in flight are lost."""
+        """Break the connection: each side notices later; bytes in flight are lost. In a
+        hole the server learns nothing of it.
+        """
         if self.over:
             return
         self._end()
-        self._loop.call_later(self._delay(), self._lost_by_server)
-        self._loop.call_later(self._delay(), self._lost_by_device)
+        self._broken = True
+        if not self.hole:
+            self._give_up()
+        self._loop.call_later(self._delay(), self._lost_by_device, context=self._far_context)
 
     def _end(self) -> None:
         self.over = True
         self.ended.set()
+
+    def _give_up(self) -> None:
+        """The server's side ends."""
+        self._loop.call_later(self._delay(), self._lost_by_server, context=self._server_context)
 
     # Arrival
 
     def _later_down(self, frame: ServerFrame | None, size: int) -> None:
         self._down_at = max(self._down_at, self._loop.time() + self._delay())
         self._flying_down.append((frame, size))
-        self._loop.call_at(
-            self._down_at, self._landed_down
-        )  # timers of one moment fire in any order: the deque keeps it
+        # Timers of one moment fire in any order: the deque keeps it.
+        self._loop.call_at(self._down_at, self._landed_down, context=self._far_context)
+
+    def _later_up(self, data: bytes | None) -> None:
+        self._up_at = max(self._up_at, self._loop.time() + self._delay())
+        self._flying_up.append(data)
+        self._loop.call_at(self._up_at, self._landed_up, context=self._server_context)
 
     def _landed_down(self) -> None:
         landed = self._flying_down.popleft()
@@ -165,7 +196,7 @@ class Wire:
             if frame is None:
                 self._end()
                 self._far.ended(self, self._code)
-                self._loop.call_later(self._delay(), self._lost_by_server)
+                self._give_up()
             else:
                 self._far.arrived(self, frame)
         if (
@@ -175,16 +206,22 @@ class Wire:
             and self._connection is not None
         ):
             self._paused = False
+            self._loop.call_soon(self._resume_writing, context=self._server_context)
+
+    def _resume_writing(self) -> None:
+        if self._connection is not None and not self._paused:
             self._connection.writing_resumed()
 
-    def _reached_server(self, data: bytes) -> None:
-        if self.over or self._connection is None:
+    def _reached_server(self, data: bytes | None) -> None:
+        if self._broken or self._connection is None:
             return
-        if self._server_reads:
+        if not self._server_reads:
+            self._held_up.append(data)
+        elif data is None:
+            self._lost_by_server()
+        else:
             self._connection.frame_received(data)
             self._connection.work_done(1)
-        else:
-            self._held_up.append(data)
 
     def _lost_by_server(self) -> None:
         if self._connection is not None:

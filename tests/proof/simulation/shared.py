@@ -1,16 +1,17 @@
-"""What several servers share beside the disk, and its faults: bus and registry."""
+"""What the nodes share beside the disk, and its faults: bus, registry, leases, jobs."""
 
 from __future__ import annotations
 
 import asyncio
 import copy
 import random
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import msgspec
 
+from holdfast import telemetry
 from holdfast.fanout.bus.contract import (
     DeviceDisplaced,
     Notification,
@@ -22,6 +23,7 @@ from holdfast.fanout.bus.contract import (
 from holdfast.fanout.bus.memory import MemoryHub
 from holdfast.fanout.registry.memory import MemoryRegistry
 from holdfast.message import User
+from proof.simulation.reader import SimulatedJobs, SimulatedLeases
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +66,7 @@ def noise(rng: random.Random, users: Sequence[User], chat_ids: Sequence[str]) ->
         TypingChanged(user, chat_id, active=rng.random() < 0.5),
         PresenceChanged(user, rng.choice(["online", "offline"]), rng.randrange(2**53), (chat_id,)),
         ReceiptMoved(user, rng.choice(users), chat_id, rng.randrange(99), rng.randrange(99)),
-        DeviceDisplaced("here", (f"conn_{rng.randrange(99)}",)),
+        DeviceDisplaced("node-0", (f"conn_{rng.randrange(99)}",)),
         RevocationsChanged(),
     ]
     parts = [msgspec.json.encode(rng.choice(notes)), b'{"type":"newer"}', b"{}"]
@@ -75,6 +77,12 @@ def noise(rng: random.Random, users: Sequence[User], chat_ids: Sequence[str]) ->
 
 class SimulatedRegistry(MemoryRegistry):
     """The registry of all servers, which may lose its state or go back in time."""
+
+    async def sweep(self) -> Mapping[User, int]:
+        dead = [name for name, each in self._gateways.items() if not self._lives(each)]
+        if any(self._gateways[name].users for name in dead):
+            telemetry.mark("presence was corrected after a node's death")
+        return await super().sweep()
 
     def flush(self) -> None:
         self.__init__(self._clock)  # type: ignore[misc]
@@ -89,7 +97,9 @@ class SimulatedRegistry(MemoryRegistry):
 
 @dataclass(frozen=True, slots=True)
 class SharedParts:
-    """What a server reaches the others by; it survives a kill."""
+    """What the nodes reach each other by; it outlives them."""
 
     registry: SimulatedRegistry
     hub: FaultyHub
+    leases: SimulatedLeases
+    jobs: SimulatedJobs

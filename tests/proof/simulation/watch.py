@@ -26,7 +26,7 @@ class Watch:
     bounds: dict[str, int]
     names: dict[str, str] = field(default_factory=dict)
     _highs: dict[tuple[str, str], int] = field(default_factory=dict)
-    _tries: dict[int, int] = field(default_factory=dict)
+    _tries: dict[tuple[str, int, int, int], int] = field(default_factory=dict)
 
     def record_levels(self, connection: Connection) -> None:
         """Record what waits for a client: in its lanes, and written but not taken."""
@@ -63,10 +63,15 @@ class Watch:
             WarningSeen(at=self.now(), connection=connection, grace_seconds=grace_seconds)
         )
 
-    def record_attempt(self, gateway: str, offset: int) -> None:
-        """Record an attempt to deliver the batch that ends at an offset."""
-        self._tries[offset] = attempt = self._tries.get(offset, 0) + 1
-        self.record.note(Tried(at=self.now(), gateway=gateway, envelope=offset, attempt=attempt))
+    def record_attempt(self, gateway: str, last: LogEntry) -> None:
+        """Record an attempt to deliver the batch that ends with an entry. A failover
+        gives offsets again, in another epoch.
+        """
+        batch = (gateway, last.shard, last.offset, last.epoch)
+        self._tries[batch] = attempt = self._tries.get(batch, 0) + 1
+        self.record.note(
+            Tried(at=self.now(), gateway=gateway, envelope=last.offset, attempt=attempt)
+        )
 
 
 class WatchedReceiver:
@@ -74,12 +79,17 @@ class WatchedReceiver:
 
     def __init__(self, gateway: EntryReceiver, name: str, watch: Watch) -> None:
         self._gateway, self._name, self._watch = gateway, name, watch
+        self.lost_log = False
+        """Whether the log was lost for it after its start, which begins at the end."""
+        self._has_started = False
 
     def deliver(self, entries: Sequence[LogEntry]) -> Sequence[LogEntry]:
-        self._watch.record_attempt(self._name, entries[-1].offset)
+        self._watch.record_attempt(self._name, entries[-1])
         return self._gateway.deliver(entries)
 
     async def on_log_lost(self) -> None:
+        self.lost_log = self._has_started
+        self._has_started = True
         await self._gateway.on_log_lost()
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -212,8 +212,16 @@ class Handle:
     """
 
     def __init__(
-        self, path: Path, settings: SqliteSettings, vfs: str | None, *, write: bool
+        self,
+        path: Path,
+        settings: SqliteSettings,
+        vfs: str | None,
+        *,
+        write: bool,
+        on_taken: Callable[[], None] = lambda: None,
     ) -> None:
+        """``on_taken`` is called when another program's write keeps one out."""
+        self._on_taken = on_taken
         self.path = path
         self._settings = settings
         self._vfs = vfs
@@ -242,7 +250,7 @@ class Handle:
     def failed(self, error: apsw.Error, doing: Doing = Doing.WORKING) -> HoldfastError:
         """The error to raise for ``error``; closes a connection it leaves in doubt."""
         if self._write and isinstance(error, TAKEN):
-            telemetry.transaction_conflict()
+            self._on_taken()
         if doing is Doing.COMMITTING or not isinstance(error, KEEPS_HANDLE):
             telemetry.store_reopened(f"{type(error).__name__}: {error}")
             self.close()

@@ -61,8 +61,20 @@ class KeysChanged(Struct, frozen=True, tag="keys"):
     """A wake-up: read the API keys now instead of with the next poll."""
 
 
+IN_DOUBT_MAX = 50
+"""Chats in one notification: a payload of PostgreSQL's is below 8,000 bytes."""
+
+
+class ChatsInDoubt(Struct, frozen=True, tag="doubt"):
+    """Compare the sessions of these chats with the store; of all chats if empty."""
+
+    chat_ids: tuple[str, ...]
+
+
 EphemeralNotification = TypingChanged | PresenceChanged | ReceiptMoved
-Notification = EphemeralNotification | DeviceDisplaced | RevocationsChanged | KeysChanged
+Notification = (
+    EphemeralNotification | DeviceDisplaced | RevocationsChanged | KeysChanged | ChatsInDoubt
+)
 
 
 class Bus(Protocol):

@@ -1,8 +1,9 @@
 """Events that cannot be used, kept for an operator so that reading can go on.
 
 - ``contract``  a dead letter, what a store of them promises, and when to alert
-- ``recent``    the last ones, in memory
-- ``postgres``  the last ones of all nodes of a cluster
+- ``recent``    in memory
+- ``sqlite``    in the file of the chats
+- ``postgres``  of all nodes of a cluster
 """
 
 from holdfast.fanout.dead_letters.contract import (
@@ -10,6 +11,7 @@ from holdfast.fanout.dead_letters.contract import (
     DeadLetter,
     DeadLetters,
     DeadLetterSettings,
+    overview,
 )
 from holdfast.fanout.dead_letters.recent import RecentDeadLetters
 
@@ -19,4 +21,5 @@ __all__ = [
     "DeadLetterSettings",
     "DeadLetters",
     "RecentDeadLetters",
+    "overview",
 ]

@@ -1,11 +1,13 @@
 """A dead letter, what a store of them promises, and when they raise an alert.
 
-Adapters: recent (in memory), postgres. Each dead letter is also logged as an error.
+Adapters: recent (in memory), sqlite, postgres. Each dead letter is also logged as an
+error, without its data.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import asyncio
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -13,8 +15,11 @@ from msgspec import Struct
 
 from holdfast import telemetry
 from holdfast.bounds import positive
+from holdfast.errors import HoldfastError
 
 DATA_BYTES_MAX = 64 * 1024
+OVERVIEW_LETTERS = 10
+OVERVIEW_SECONDS = 1.0
 _HOUR = len("2026-01-01T00")
 """The leading characters of a timestamp that identify its hour."""
 
@@ -26,8 +31,8 @@ class DeadLetterSettings:
     alert_threshold_per_hour: int = 100
     """More dead letters in one hour of the clock: one critical log line."""
     max_letters: int = 1000
-    """Dead letters remembered for ``holdfast status``; older ones are forgotten, the
-    events stay in the log.
+    """Dead letters kept for ``holdfast dead``; older ones are forgotten, the events
+    stay in the log.
     """
 
     def __post_init__(self) -> None:
@@ -35,7 +40,12 @@ class DeadLetterSettings:
 
 
 class DeadLetter(Struct, frozen=True):
-    """One event: where it is in the log, and when and why it was put aside."""
+    """One event: where it is in the log, and when and why it was put aside.
+
+    ``message`` is the cause in words. ``data`` is the event as it was found, without
+    the text of a message that could be decoded. ``tenant`` and ``chat_id`` are empty if
+    not even they could be read. ``number`` is the store's.
+    """
 
     shard: int
     offset: int
@@ -43,18 +53,48 @@ class DeadLetter(Struct, frozen=True):
     message: str
     data: bytes
     at: str
+    tenant: str = ""
+    chat_id: str = ""
+    number: int = 0
 
 
 class DeadLetters(Protocol):
     """Where the last ``max_letters`` are kept. ``put`` must not fail because of one
-    letter's content; it raises Unavailable if nothing can be kept at all.
+    letter's content; every verb raises Unavailable if nothing can be kept or read.
     """
 
-    async def put(self, letter: DeadLetter) -> None: ...
-
-    async def read(self, limit: int) -> Sequence[DeadLetter]:
-        """The newest letters, newest first."""
+    async def put(self, letter: DeadLetter) -> None:
+        """Keep it; once, however often the same event fails for the same reason."""
         ...
+
+    async def read(self, limit: int, before: int | None = None) -> Sequence[DeadLetter]:
+        """The newest letters, of those with a number below ``before``, newest first."""
+        ...
+
+    async def get(self, number: int) -> DeadLetter | None: ...
+
+    async def counts(self) -> Mapping[str, int]:
+        """How many are kept, by reason."""
+        ...
+
+    async def remove(self, numbers: Sequence[int]) -> int:
+        """Forget these; returns how many there were."""
+        ...
+
+    async def forget_user(self, user_id: str) -> None:
+        """Empty the data of every letter in which this id stands."""
+        ...
+
+
+async def overview(letters: DeadLetters) -> tuple[Mapping[str, int], Sequence[DeadLetter]]:
+    """For a status: how many there are by reason, and the newest. Nothing if they
+    cannot be read soon: a status must tell of that trouble too.
+    """
+    try:
+        async with asyncio.timeout(OVERVIEW_SECONDS):
+            return await letters.counts(), await letters.read(OVERVIEW_LETTERS)
+    except (HoldfastError, TimeoutError):
+        return {}, ()
 
 
 class DeadLetterAlarm:
@@ -69,7 +109,8 @@ class DeadLetterAlarm:
 
     def count(self, letter: DeadLetter, kept: int) -> None:
         """A letter was put; ``kept`` are there now."""
-        telemetry.dead_letter(letter.reason, letter.shard, letter.offset, kept)
+        telemetry.dead_letter(letter.reason, letter.shard, letter.offset, letter.chat_id)
+        telemetry.dead_letters_kept(kept)
         if (hour := letter.at[:_HOUR]) != self._hour:
             self._hour, self._in_hour = hour, 0
         self._in_hour += 1

@@ -12,7 +12,7 @@ device of a user who has too many. The answer names both; the registry also list
 for their gateway until it unregisters them, so that a lost notification costs one
 renewal.
 
-**Liveness.** A gateway renews its node record every ``RENEW_SECONDS``. One that did not
+**Liveness.** A gateway renews itself every ``RENEW_SECONDS``. One that did not
 for ``LIVE_SECONDS`` is dead, and ``sweep`` removes its connections. Nothing else
 expires.
 
@@ -62,17 +62,6 @@ class Registration(Struct, frozen=True):
     online: Mapping[User, int]
 
 
-class NodeRecord(Struct, frozen=True):
-    """What the other nodes and an operator know of a node."""
-
-    version: str
-    roles: tuple[str, ...]
-    lag: int
-    """Entries of the log that it has not read yet."""
-    settings: str
-    """A digest of its settings that all nodes should share."""
-
-
 class Renewal(Struct, frozen=True):
     """The registry's answer to a gateway that lives."""
 
@@ -112,7 +101,7 @@ class Registry(Protocol):
         """
         ...
 
-    async def renew(self, gateway: str, record: NodeRecord) -> Renewal:
+    async def renew(self, gateway: str) -> Renewal:
         """The gateway lives for ``LIVE_SECONDS`` more."""
         ...
 
@@ -130,8 +119,4 @@ class Registry(Protocol):
 
     async def gateways_of(self, users: Iterable[User]) -> Mapping[str, Set[User]]:
         """For each gateway, which of ``users`` it holds."""
-        ...
-
-    async def nodes(self) -> Mapping[str, NodeRecord]:
-        """The gateways that live."""
         ...

@@ -10,7 +10,6 @@ from holdfast.fanout.registry.contract import (
     LIVE_SECONDS,
     DeviceConnection,
     Displacement,
-    NodeRecord,
     Registration,
     Renewal,
 )
@@ -23,7 +22,6 @@ class _Gateway:
     changes: int = 0
     users: set[User] = field(default_factory=set)
     displaced: dict[str, None] = field(default_factory=dict)
-    record: NodeRecord | None = None
 
 
 @dataclass(slots=True)
@@ -130,9 +128,8 @@ class MemoryRegistry:
     def _lives(self, gateway: _Gateway) -> bool:
         return gateway.lives_until > self._clock.monotonic()
 
-    async def renew(self, gateway: str, record: NodeRecord) -> Renewal:
+    async def renew(self, gateway: str) -> Renewal:
         known = self._living(gateway)
-        known.record = record
         living = sum(map(self._lives, self._gateways.values()))
         return Renewal(known.changes, list(known.displaced), living, self._stamp())
 
@@ -170,10 +167,3 @@ class MemoryRegistry:
             for entry in self._devices.get(user, {}).values():
                 found.setdefault(entry.gateway, set()).add(user)
         return found
-
-    async def nodes(self) -> Mapping[str, NodeRecord]:
-        return {
-            name: gateway.record
-            for name, gateway in self._gateways.items()
-            if gateway.record is not None and self._lives(gateway)
-        }

@@ -15,12 +15,12 @@ import msgspec
 from holdfast import telemetry
 from holdfast.drivers.redis import RedisReason, trouble_of
 from holdfast.drivers.redis_scripts import Script, ScriptRunner
+from holdfast.errors import BadSetting
 from holdfast.fanout.registry.contract import (
     CONNECTIONS_PER_CALL,
     LIVE_SECONDS,
     DeviceConnection,
     Displacement,
-    NodeRecord,
     Registration,
     Renewal,
 )
@@ -39,12 +39,17 @@ _ANSWERS: Final[Mapping[str, Any]] = {
     "dead": list[str],
     "drop": tuple[bool, _Times],
     "lookup": list[list[str]],
-    "nodes": list[tuple[str, str]],
 }
 _READ = {verb: msgspec.msgpack.Decoder(answer).decode for verb, answer in _ANSWERS.items()}
 """An answer of another shape leaves the outcome unknown, like any garbage."""
-_encode_record = msgspec.json.Encoder().encode
-_decode_record = msgspec.json.Decoder(NodeRecord).decode
+
+
+_ADVICE: Final[Mapping[RedisReason, str]] = {
+    "auth": "Redis refuses the user or the password: correct the URL, or the file it names",
+    "tls": "the certificate of Redis is not trusted: name its authority by ?ssl_ca_certs=…",
+    "not_redis": "what answers there is no Redis: correct host and port",
+}
+"""What stays wrong until an operator does something."""
 
 
 class RedisRegistry:
@@ -65,8 +70,12 @@ class RedisRegistry:
         """Why the last call failed that did."""
 
     async def check(self) -> None:
-        """BadSetting if it is reachable but unfit. Each connection checks again."""
+        """BadSetting if it answers and cannot be used; it may be unavailable. Each
+        connection checks again.
+        """
         await self._scripts.require_fit("cluster.redis")
+        if self.trouble is not None and (advice := _ADVICE.get(self.trouble[0])):
+            raise BadSetting(f"cluster.redis: {advice} ({self.trouble[1]})")
 
     async def close(self) -> None:
         await self._scripts.aclose()
@@ -90,8 +99,8 @@ class RedisRegistry:
         packed = [(_key(c.user), c.device_id, c.connection_id) for c in connections]
         return self._times(await self._call("unregister", (gateway, self._last, packed)))
 
-    async def renew(self, gateway: str, record: NodeRecord) -> Renewal:
-        body = (gateway, _encode_record(record).decode(), self._live, self._last)
+    async def renew(self, gateway: str) -> Renewal:
+        body = (gateway, self._live, self._last)
         renewal = Renewal(*await self._call("renew", body))
         self._last = renewal.at
         return renewal
@@ -136,10 +145,6 @@ class RedisRegistry:
                 for gateway in gateways:
                     found.setdefault(gateway, set()).add(user)
         return found
-
-    async def nodes(self) -> Mapping[str, NodeRecord]:
-        found = await self._call("nodes", (self._live,))
-        return {name: _decode_record(record) for name, record in found}
 
     async def _call(self, verb: str, body: Any) -> Any:
         now = "" if self._clock_us is None else str(self._clock_us())

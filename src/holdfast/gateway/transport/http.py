@@ -135,8 +135,13 @@ class HttpRequests(HttpToolsProtocol):
 
     # uvicorn narrows the type of ``transport`` as well
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        super().connection_made(transport)
-        self.flow = LeanFlow(transport)
+        # uvicorn's method without the server's address, which nobody reads, and which
+        # like the client's costs two system calls and a socket object
+        self.connections.add(self)
+        self.transport, self.flow = transport, LeanFlow(transport)
+        peer = transport.get_extra_info("peername")
+        self.client = (peer[0], peer[1]) if peer else None
+        self.scheme = "http"
         # so the budget counts what the kernel does not take
         transport.set_write_buffer_limits(high=0)
         self._peer = self.client[0] if self.client else ""
@@ -356,14 +361,24 @@ class HttpRequests(HttpToolsProtocol):
         """Run the application; a streamed answer that it cut ends the connection."""
         # Our own keys, not ASGI's: api/request.py reads them. A call of ``receive``
         # that waits for the disconnect would keep a task for each streamed answer.
-        answer = OneWrite(cycle, self._set_unread_seconds)
+        answer = OneWrite(cycle, self._set_unread_seconds, self.loop.time)
         scope["holdfast.on_disconnect"] = self._set_on_disconnect
         scope["holdfast.piece_writer"] = answer
+        scope["holdfast.take_body"] = partial(self._take_body, cycle)
         try:
             await app(scope, receive, answer.send)
         except ConnectionAbortedError:
             cycle.disconnected = True
             self.transport.close()
+
+    def _take_body(self, cycle: RequestResponseCycle) -> bytes | None:
+        """The body if all of it has come; None if not, or if the client has left."""
+        if cycle.more_body or cycle.disconnected or cycle.waiting_for_100_continue:
+            return None
+        body = bytes(cycle.body)
+        cycle.body.clear()
+        self.flow.resume_reading()
+        return body
 
     def _set_on_disconnect(self, callback: Callable[[bool], None]) -> None:
         """Call back when the connection is lost, and when the client ends its side. The

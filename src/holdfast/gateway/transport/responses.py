@@ -23,14 +23,21 @@ class OneWrite:
     does not read, and the end of a response in pieces, is left to uvicorn.
     """
 
-    __slots__ = ("_cycle", "_set_unread_seconds", "_start")
+    __slots__ = ("_cycle", "_set_unread_seconds", "_start", "_time", "written_at")
 
     def __init__(
-        self, cycle: RequestResponseCycle, set_unread_seconds: Callable[[float], None]
+        self,
+        cycle: RequestResponseCycle,
+        set_unread_seconds: Callable[[float], None],
+        time: Callable[[], float],
     ) -> None:
+        """``time``: the loop's."""
         self._cycle = cycle
         self._set_unread_seconds = set_unread_seconds
         self._start: Any = None
+        self._time = time
+        self.written_at = 0.0
+        """When the last piece was written, in the loop's time."""
 
     async def send(self, message: Any) -> None:
         """ASGI's ``send``."""
@@ -71,6 +78,7 @@ class OneWrite:
 
     def write_piece(self, piece: bytes) -> None:
         self._cycle.transport.write(b"%x\r\n%b\r\n" % (len(piece), piece))
+        self.written_at = self._time()
 
     def _write(self, start: Any, body: bytes) -> None:
         """Write the whole response."""

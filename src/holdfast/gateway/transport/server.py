@@ -12,10 +12,13 @@ from typing import Any
 import uvicorn
 
 from holdfast import telemetry
+from holdfast.clock import wait_at_most
 from holdfast.errors import BadSetting
 from holdfast.gateway.transport.http import App, HttpDeps, HttpRequests
 
 BACKLOG = 2048
+TICK_SECONDS = 1.0
+"""How old the Date of a response may be."""
 HTTP_STOP_SECONDS = 5
 """How long open requests may take after the drain."""
 
@@ -46,6 +49,7 @@ class _Server(uvicorn.Server):
     def __init__(self, config: uvicorn.Config) -> None:
         super().__init__(config)
         self.ready = asyncio.Event()
+        self._stopped = asyncio.Event()
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -54,6 +58,15 @@ class _Server(uvicorn.Server):
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
         self.ready.set()
+
+    async def main_loop(self) -> None:
+        """uvicorn's, which wakes ten times a second; this one once, for the Date."""
+        while not await self.on_tick(0):
+            await wait_at_most(self._stopped, TICK_SECONDS)
+
+    def stop(self) -> None:
+        self.should_exit = True
+        self._stopped.set()
 
     def stop_accepting(self) -> None:
         """Close the listener and idle connections; open requests are answered.
@@ -98,5 +111,5 @@ async def serving(
         yield server.stop_accepting
     finally:
         ready.cancel()
-        server.should_exit = True
+        server.stop()
         await ended

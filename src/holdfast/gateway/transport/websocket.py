@@ -172,7 +172,7 @@ class WebSocketListener(WSListener):
         if self._connection.closing is not None:
             return
         self._transport.send(WSMsgType.CLOSE, payload)
-        linger(self._raw)
+        linger(self._raw, 0)
         get_running_loop().call_later(LINGER_SECONDS, self._raw.abort)
         self._connection.connection_lost()
 

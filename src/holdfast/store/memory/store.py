@@ -32,6 +32,8 @@ from holdfast.store.contract import (
     ONE_LANE,
     ActivePage,
     ChatPage,
+    HaltedChat,
+    HaltedChats,
     Inspection,
     TextPage,
     shard_of,
@@ -260,6 +262,14 @@ class MemoryStore(MemoryRecords):
             held.holes(),
             tuple(held.gaps),
         )
+
+    async def halted(self, limit: int) -> HaltedChats:
+        found = [
+            HaltedChat(held.chat.chat_id, held.chat.tenant, held.chat.halted)
+            for held in self._chats.values()
+            if held.chat.halted is not None
+        ]
+        return HaltedChats(len(found), sorted(found, key=lambda chat: chat.chat_id)[:limit])
 
     async def forget_send_keys(self, before: str, limit: int) -> int:
         forgotten = 0

@@ -5,6 +5,7 @@
 - ``change``      a command: read, decide, and one CALL that writes the plan
 - ``reads``       the reads, each in one snapshot
 - ``log_reads``   the log: where it ends, and the entries past a position
+- ``nodes``       node records, each name held by one connection
 - ``leases``      one node at a time does what only one may do
 - ``notifications`` that something was committed, from this node and to it
 - ``connections`` lends connections; a write ends though its caller is gone

@@ -14,8 +14,9 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from typing import Any, TypeVar
 
+from holdfast import telemetry
 from holdfast.errors import OutcomeUnknown, ServerBusy
-from holdfast.store.postgres.errors import FOREIGN, is_cut_off, translate, unavailable
+from holdfast.store.postgres.errors import CONFLICTS, FOREIGN, is_cut_off, translate, unavailable
 from holdfast.store.postgres.server import ChatsServer, ServerConnection
 
 T = TypeVar("T")
@@ -146,6 +147,8 @@ class Connections:
             async with turn, lender.lend() as connection:
                 return await work(connection)
         except FOREIGN as error:
+            if isinstance(error, CONFLICTS):
+                telemetry.transaction_conflict()
             raise translate(error, write=True) from error
 
     def _on_written(self, task: asyncio.Task[Any]) -> None:

@@ -13,6 +13,7 @@ from contextlib import contextmanager
 
 import asyncpg
 
+from holdfast.drivers.postgres import driver_text, no_address, wrong_setting
 from holdfast.errors import (
     BadSetting,
     HoldfastError,
@@ -34,6 +35,13 @@ NOTHING_HAPPENED = (
     asyncpg.ReadOnlySQLTransactionError,
 )
 """The server rolled back; a retry may succeed."""
+
+CONFLICTS = (
+    asyncpg.DeadlockDetectedError,
+    asyncpg.SerializationError,
+    asyncpg.LockNotAvailableError,
+)
+"""Another writer was in the way."""
 
 CUT_OFF = (
     OSError,
@@ -77,6 +85,8 @@ def translate(error: BaseException, *, write: bool) -> HoldfastError:
     if isinstance(error, asyncpg.LockNotAvailableError):
         # An answer of a server that works: no breaker counts it.
         return ServerBusy("this chat is busy; try again", retry_after_seconds=RETRY_AFTER_SECONDS)
+    if isinstance(error, asyncpg.InvalidCatalogNameError):
+        return unavailable(f"PostgreSQL: {error}")  # it was dropped, and may be restored
     if isinstance(error, NOTHING_HAPPENED):
         return unavailable("PostgreSQL gave up the transaction")
     if isinstance(error, CUT_OFF):
@@ -93,18 +103,25 @@ def unavailable(why: str) -> Unavailable:
 
 
 @contextmanager
-def reaching() -> Iterator[None]:
+def reaching(*, at_start: bool) -> Iterator[None]:
     """Translate the errors of a new connection, when nothing was asked yet.
 
-    A server that is down may come back (Unavailable); a wrong setting stays wrong.
+    A server that is down may come back (Unavailable); a wrong setting stays wrong. At
+    the start an operator reads the error, who may see hosts and ports, and a database
+    that is not there is a wrong setting; later it was dropped.
     """
     try:
         yield
     except asyncpg.InsufficientPrivilegeError as error:
         raise translate(error, write=False) from error
+    except asyncpg.ClientConfigurationError as error:
+        raise wrong_setting(error) from error
     except (asyncpg.LockNotAvailableError, *NOTHING_HAPPENED, *CUT_OFF) as error:
-        raise unavailable(f"cannot connect to PostgreSQL ({type(error).__name__})") from error
-    except ValueError as error:
-        raise BadSetting(f"this is no address of PostgreSQL: {error}") from error
+        why = driver_text(error) if at_start else type(error).__name__
+        raise unavailable(f"cannot connect to PostgreSQL ({why})") from error
+    except ValueError:
+        raise no_address() from None
     except asyncpg.PostgresError as error:
+        if isinstance(error, asyncpg.InvalidCatalogNameError) and not at_start:
+            raise translate(error, write=False) from error
         raise BadSetting(f"PostgreSQL refuses the connection: {error}") from error

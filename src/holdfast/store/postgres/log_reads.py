@@ -6,7 +6,7 @@ Its adapter is ``holdfast.eventlog.postgres``; see ``LogSource`` there.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from holdfast.message import (
     AllEpochsRaised,
@@ -31,7 +31,8 @@ class LogEnds(NamedTuple):
 
 class LogSlice(NamedTuple):
     """Entries, ascending in each shard. ``firsts``, ``reached``: of the shards that had
-    any, also of kinds that this release does not know.
+    any, also of kinds that this release does not know. ``is_whole``: nothing followed
+    these when they were read.
     """
 
     base: int
@@ -39,15 +40,16 @@ class LogSlice(NamedTuple):
     firsts: Mapping[int, int]
     reached: Mapping[int, int]
     unknown: int
+    is_whole: bool
 
 
 RETAINED = "Retained"
 """Keeps a position where the log's last messages were deleted; nothing to read."""
 
-_EVENTS: Mapping[str, Callable[[Any], LogEvent]] = {
-    "ChatCreated": lambda row: ChatCreated(tuple(row["users"])),
-    "EpochRaised": lambda row: EpochRaised(row["numbers"][0]),
-    "AllEpochsRaised": lambda row: AllEpochsRaised(row["numbers"][0]),
+_EVENTS: Mapping[str, Callable[[Sequence[str], Sequence[int]], LogEvent]] = {
+    "ChatCreated": lambda users, _: ChatCreated(tuple(users)),
+    "EpochRaised": lambda _, numbers: EpochRaised(numbers[0]),
+    "AllEpochsRaised": lambda _, numbers: AllEpochsRaised(numbers[0]),
 }
 
 
@@ -67,31 +69,26 @@ async def log_after(
     if not rows:
         return None
     entries: list[LogEntry] = []
-    firsts, reached, unknown = dict[int, int](), dict[int, int](), 0
-    for row in rows:
-        shard = row["shard"]
-        firsts[shard], reached[shard] = row["first_position"], row["position"]
-        what = _what(row)
-        if what is not None:
-            place = (shard, row["position"], row["tenant"], row["chat_id"], row["epoch"])
-            entries.append(LogEntry(*place, what))
-        elif row["event"] != RETAINED:
-            unknown += 1
-    return LogSlice(rows[0]["base"], entries, firsts, reached, unknown)
-
-
-def _what(row: Any) -> Message | LogEvent | None:
-    if row["event"] is not None:
-        made = _EVENTS.get(row["event"])
-        return made(row) if made is not None else None
-    return Message(
-        row["message_id"],
-        row["chat_id"],
-        row["sequence"],
-        row["kind"],
-        row["sender_id"],
-        row["client_message_id"],
-        row["content"],
-        row["content_type"],
-        row["created_at"],
-    )
+    firsts, counts, reached, unknown = dict[int, int](), dict[int, int](), dict[int, int](), 0
+    # A node pays this for the messages of everybody: columns by place, all at once.
+    for (
+        shard, position, first, _base, _share, tenant, chat_id, epoch, event, users, numbers,
+        message_id, sequence, kind, sender_id, client_id, content, content_type, created_at,
+    ) in rows:  # fmt: skip
+        firsts[shard], reached[shard] = first, position
+        counts[shard] = counts.get(shard, 0) + 1
+        what: Message | LogEvent
+        if event is None:
+            what = Message(
+                message_id, chat_id, sequence, kind, sender_id, client_id, content, content_type,
+                created_at,
+            )  # fmt: skip
+        elif event in _EVENTS:
+            what = _EVENTS[event](users, numbers)
+        else:
+            unknown += event != RETAINED
+            continue
+        entries.append(LogEntry(shard, position, tenant, chat_id, epoch, what))
+    base, share = rows[0]["base"], rows[0]["share"]
+    is_whole = len(rows) < limit and max(counts.values()) < share
+    return LogSlice(base, entries, firsts, reached, unknown, is_whole)

@@ -28,6 +28,8 @@ from holdfast.store.contract import (
     AuditRecord,
     ChatPage,
     ChatSummary,
+    HaltedChat,
+    HaltedChats,
     Inspection,
     TextPage,
 )
@@ -55,6 +57,7 @@ _mutes = Decoder(list[Mute])
 _pairs = Decoder(list[tuple[int, int]])
 _texts = Decoder(list[tuple[str, int]])
 _active = Decoder(list[tuple[str, str]])
+_halted = Decoder(list[HaltedChat])
 
 
 async def read_after(
@@ -211,6 +214,11 @@ async def inspect(connection: ServerConnection, chat_id: str) -> Inspection:
     value = _readable(row, chat_id, None)
     gaps, recorded = _listed(_pairs, row["gaps"]), _listed(_pairs, row["recorded"])
     return Inspection(value, row["counter"], row["highest"], row["stored"], gaps, recorded)
+
+
+async def halted(connection: ServerConnection, limit: int) -> HaltedChats:
+    row = await connection.fetchrow("halted", limit)
+    return HaltedChats(row["count"], _listed(_halted, row["chats"]))
 
 
 async def audit(connection: ServerConnection, after: PageToken | None, limit: int) -> AuditPage:

@@ -13,7 +13,6 @@ warning, which makes the outcome unknown.
 from __future__ import annotations
 
 import asyncio
-import socket
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -27,7 +26,7 @@ from holdfast.drivers.postgres import addresses, connect, refuse_shared_sessions
 from holdfast.errors import BadSetting, OutcomeUnknown, Unavailable
 from holdfast.store.postgres.errors import reaching, unavailable
 from holdfast.store.postgres.identity import EpochBase, SeenServers, ServerIdentity
-from holdfast.store.postgres.schema import SQL, migrate
+from holdfast.store.postgres.schema import CONNECTION_NAME, SQL, migrate
 
 SERVER_VERSION_MIN = 15
 CHANNEL = "holdfast_chats"
@@ -43,7 +42,7 @@ class PostgresStoreSettings:
     of which one is the primary.
 
     A node has 26 connections: for groups of sends, for changes, for reads, and two that
-    notify and listen for notifications.
+    notify and listen for notifications. Leases and node records have theirs beside.
     """
 
     url: str
@@ -81,16 +80,18 @@ class PostgresStoreSettings:
         at_most(self, shards=256)
 
     @property
+    def connections_max(self) -> int:
+        return self.groups_at_once + self.changes_at_once + self.reads_at_once + 2
+
+    @property
     def session(self) -> dict[str, str]:
         """What every connection sets."""
         return {
+            "application_name": CONNECTION_NAME,
             "synchronous_commit": "on",
             "default_transaction_isolation": "read committed",
             "lock_timeout": _milliseconds(self.lock_timeout_seconds),
             "statement_timeout": _milliseconds(self.statement_timeout_seconds),
-            "tcp_keepalives_idle": "5",
-            "tcp_keepalives_interval": "2",
-            "tcp_keepalives_count": "3",
             # A plan made for one group would be made again for the next: a third of the
             # cost of a send. What is made once must not be for a table that is small.
             "plan_cache_mode": "force_generic_plan",
@@ -140,6 +141,8 @@ class ChatsServer:
         self.settings = settings
         self.shards = settings.shards
         self.seen = SeenServers()
+        self._old: set[ServerIdentity] = set()
+        """Old primaries that were met and logged."""
         self._addresses = addresses(settings.url)
         self._last_used = 0
 
@@ -147,14 +150,14 @@ class ChatsServer:
         """Check the server and bring the schema up to date; a connection to it. Raises
         an OperatorError, or Unavailable if no server can be used now.
         """
-        return await self._of_any_address(self._prepare)
+        return await self._of_any_address(self._prepare, at_start=True)
 
     async def connect(self) -> ServerConnection:
         """A connection that may be used. Unavailable, or an OperatorError."""
-        return await self._of_any_address(self._use)
+        return await self._of_any_address(self._use, at_start=False)
 
     async def _of_any_address(
-        self, use: Callable[[Any, str], Awaitable[ServerConnection]]
+        self, use: Callable[[Any, str], Awaitable[ServerConnection]], *, at_start: bool
     ) -> ServerConnection:
         """Try the addresses in turn, the one used last first: of several servers one is
         the primary.
@@ -163,9 +166,9 @@ class ChatsServer:
         for n in range(len(self._addresses)):
             place = (self._last_used + n) % len(self._addresses)
             try:
-                raw = await self._connected(self._addresses[place])
+                raw = await self._connected(self._addresses[place], at_start)
                 try:
-                    with reaching():
+                    with reaching(at_start=at_start):
                         connection = await use(raw, self._addresses[place])
                 except BaseException:
                     raw.terminate()
@@ -219,20 +222,26 @@ class ChatsServer:
         """
         stored = _stored(await connection.fetchrow("cluster"))
         if stored.base == base:
-            await self._adopt(connection, stored.server, stored, _LOST)
+            await self._adopt(connection, stored.server, stored, _LOST, is_raised=True)
             stored = _stored(await connection.fetchrow("cluster"))
-        self.seen.on_used(stored.server, stored.base)
+        self.seen.on_used(stored.base)
 
-    async def _connected(self, address: str) -> Any:
-        with reaching():
-            raw = await connect(
+    async def raise_epochs(self, connection: ServerConnection, reason: str) -> int:
+        """Because an operator says so; the new base."""
+        stored = _stored(await connection.fetchrow("cluster"))
+        await self._adopt(connection, stored.server, stored, reason, is_raised=True)
+        base = _stored(await connection.fetchrow("cluster")).base
+        self.seen.on_used(base)
+        return base
+
+    async def _connected(self, address: str, at_start: bool) -> Any:
+        with reaching(at_start=at_start):
+            return await connect(
                 address,
                 settings=self.settings.session,
                 timeout=self.settings.connect_timeout_seconds,
                 max_cached_statement_lifetime=0,
             )
-        _watch_peer(raw)
-        return raw
 
     async def _recognise(self, connection: ServerConnection, server: ServerIdentity) -> None:
         for _ in range(ADOPTIONS_MAX):
@@ -240,19 +249,29 @@ class ChatsServer:
             stored = _stored(row)
             verdict = self.seen.judge(server, stored)
             if verdict == "old":
-                telemetry.log.critical("store.old_primary_refused", timeline=server.timeline)
+                is_first = server not in self._old
+                self._old.add(server)
+                telemetry.old_primary_refused(server.timeline, is_first=is_first)
                 raise unavailable("this PostgreSQL is an old primary: another one was promoted")
             if verdict == "same":
-                self.seen.on_used(server, stored.base)
+                self.seen.on_used(stored.base)
                 self.shards = row["shards"]
                 return
-            await self._adopt(connection, server, stored, "another server")
+            is_lost = self.seen.is_lost((await connection.fetchrow("log_ends"))["ends"])
+            why = _LOST if is_lost else "another server"
+            is_raised = is_lost or not self.settings.lossless
+            await self._adopt(connection, server, stored, why, is_raised=is_raised)
         raise unavailable("several nodes find another PostgreSQL at once")
 
     async def _adopt(
-        self, connection: ServerConnection, server: ServerIdentity, stored: EpochBase, why: str
+        self,
+        connection: ServerConnection,
+        server: ServerIdentity,
+        stored: EpochBase,
+        why: str,
+        *,
+        is_raised: bool,
     ) -> None:
-        is_raised = why == _LOST or not self.settings.lossless
         before = stored.server
         after = (server.system, server.timeline, self.seen.base + 1 if is_raised else None, why)
         try:
@@ -310,19 +329,6 @@ async def _check_notifications(raw: Any, seconds: float) -> None:
             " stands before it; connect to PostgreSQL itself, or set pool_mode = session"
         ) from None
     await raw.remove_listener(CHANNEL, on_notification)
-
-
-def _watch_peer(raw: Any) -> None:
-    """Notice within seconds that the server's host is gone: it would close nothing."""
-    peer = raw._transport.get_extra_info("socket")
-    if peer is None or peer.family not in (socket.AF_INET, socket.AF_INET6):
-        return
-    peer.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    for option, value in (("TCP_KEEPIDLE", 5), ("TCP_KEEPINTVL", 2), ("TCP_KEEPCNT", 3)):
-        if hasattr(socket, option):
-            peer.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)
-    if hasattr(socket, "TCP_USER_TIMEOUT"):
-        peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 11_000)
 
 
 def _identity(facts: Any) -> ServerIdentity:

@@ -9,6 +9,11 @@ SELECT CASE WHEN to_regclass('holdfast_chats.schema_version') IS NULL THEN 0 ELS
 -- name: present_version
 SELECT coalesce(max(version), 0) FROM holdfast_chats.schema_version
 
+-- name: oldest_connection
+-- The lowest schema version among the connections of nodes; null if none says its own.
+SELECT min(substring(application_name FROM '^holdfast chats ([0-9]+)$')::integer)
+  FROM pg_stat_activity WHERE datname = current_database()
+
 -- name: server
 -- What a connection reaches, and whether its settings are what was asked for.
 SELECT pg_is_in_recovery() AS in_recovery,
@@ -256,6 +261,13 @@ SELECT (SELECT json_agg(json_build_array(l.tenant, l.chat_id) ORDER BY l.chat)::
                  ORDER BY m.sequence DESC LIMIT 1) >= $1::text::timestamptz) AS chats,
        (SELECT max(chat) FROM looked) AS through
 
+-- name: halted
+-- How many chats are halted, and the first $1 of them.
+SELECT (SELECT count(*) FROM holdfast_chats.chat WHERE halted IS NOT NULL) AS count,
+       (SELECT json_agg(json_build_object('chat_id', h.chat_id, 'tenant', h.tenant, 'why', h.halted) ORDER BY h.chat_id)::text
+          FROM (SELECT chat_id, tenant, halted FROM holdfast_chats.chat
+                 WHERE halted IS NOT NULL ORDER BY chat_id LIMIT $1) AS h) AS chats
+
 -- name: chats_end
 SELECT coalesce(max(chat), 0) FROM holdfast_chats.chat
 
@@ -269,42 +281,37 @@ SELECT (SELECT epoch_base FROM holdfast_chats.cluster) AS base, array_agg(s.firs
   FROM holdfast_chats.shard AS s
 
 -- name: log_after
--- Up to $2 entries past the positions $1 of all shards, from each in turn. One statement: a second one would see
--- commits that the first did not, and step over them.
-WITH next AS (
-    SELECT s.shard, s.first_position, n.position, n.is_message,
-           row_number() OVER (PARTITION BY s.shard ORDER BY n.position) AS nth
-      FROM holdfast_chats.shard AS s
-     CROSS JOIN LATERAL (
-        (SELECT m.position, true AS is_message FROM holdfast_chats.message AS m
-          WHERE m.shard = s.shard AND m.position > coalesce(($1::bigint[])[s.shard + 1], 0) ORDER BY m.position LIMIT $2)
-        UNION ALL
-        (SELECT e.position, false FROM holdfast_chats.log_event AS e
-          WHERE e.shard = s.shard AND e.position > coalesce(($1::bigint[])[s.shard + 1], 0) ORDER BY e.position LIMIT $2)
-       ) AS n
-), chosen AS (
-    SELECT shard, first_position, position, is_message FROM next ORDER BY nth, shard LIMIT $2
+-- Up to $2 entries past the positions $1 of all shards; each shard with any gives the same share, so that none waits
+-- for the others. One statement: a second one would see commits that the first did not, and step over them.
+WITH news AS MATERIALIZED (
+    SELECT s.shard, s.first_position, a.after
+      FROM holdfast_chats.shard AS s CROSS JOIN LATERAL (SELECT coalesce(($1::bigint[])[s.shard + 1], 0) AS after) AS a
+     WHERE EXISTS (SELECT FROM holdfast_chats.message AS m WHERE m.shard = s.shard AND m.position > a.after)
+        OR EXISTS (SELECT FROM holdfast_chats.log_event AS e WHERE e.shard = s.shard AND e.position > a.after)
+), share AS MATERIALIZED (
+    SELECT ($2::bigint + count(*) - 1) / greatest(count(*), 1) AS entries FROM news
 )
-SELECT o.shard, o.position, o.first_position, b.epoch_base AS base, c.tenant, c.chat_id, c.epoch + b.epoch_base AS epoch, m.message_id, m.sequence, m.kind,
-       m.sender_id, m.client_message_id, m.content, m.content_type, holdfast_chats.text_of_time(m.created_at) AS created_at,
-       NULL::text AS event, NULL::text[] AS users, NULL::bigint[] AS numbers
-  FROM chosen AS o
- CROSS JOIN LATERAL (SELECT * FROM holdfast_chats.message AS m
-                      WHERE m.shard = o.shard AND m.position = o.position OFFSET 0) AS m
-  JOIN holdfast_chats.chat AS c ON c.chat = m.chat
+SELECT s.shard, n.position, s.first_position, b.epoch_base AS base, (SELECT entries FROM share) AS share,
+       coalesce(c.tenant, '') AS tenant, coalesce(c.chat_id, '') AS chat_id,
+       CASE WHEN n.event IS NULL THEN c.epoch + b.epoch_base
+            WHEN n.chat IS NULL THEN n.epoch ELSE n.epoch + b.epoch_base END AS epoch,
+       n.event, n.users, n.numbers, n.message_id, n.sequence, n.kind, n.sender_id, n.client_message_id, n.content,
+       n.content_type, holdfast_chats.text_of_time(n.created_at) AS created_at
+  FROM news AS s
+ CROSS JOIN LATERAL (
+    (SELECT m.position, m.chat, NULL::bigint AS epoch, NULL::text AS event, NULL::text[] AS users,
+            NULL::bigint[] AS numbers, m.message_id, m.sequence, m.kind, m.sender_id, m.client_message_id, m.content,
+            m.content_type, m.created_at
+       FROM holdfast_chats.message AS m
+      WHERE m.shard = s.shard AND m.position > s.after ORDER BY m.position LIMIT (SELECT entries FROM share))
+    UNION ALL
+    (SELECT e.position, e.chat, e.epoch, e.kind, e.users, e.numbers, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL
+       FROM holdfast_chats.log_event AS e
+      WHERE e.shard = s.shard AND e.position > s.after ORDER BY e.position LIMIT (SELECT entries FROM share))
+    ORDER BY position LIMIT (SELECT entries FROM share)) AS n
+  LEFT JOIN holdfast_chats.chat AS c ON c.chat = n.chat
  CROSS JOIN holdfast_chats.cluster AS b
- WHERE o.is_message
-UNION ALL
-SELECT o.shard, o.position, o.first_position, b.epoch_base, coalesce(c.tenant, ''), coalesce(c.chat_id, ''),
-       CASE WHEN e.chat IS NULL THEN e.epoch ELSE e.epoch + b.epoch_base END, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL,
-       e.kind, e.users, e.numbers
-  FROM chosen AS o
- CROSS JOIN LATERAL (SELECT * FROM holdfast_chats.log_event AS e
-                      WHERE e.shard = o.shard AND e.position = o.position OFFSET 0) AS e
-  LEFT JOIN holdfast_chats.chat AS c ON c.chat = e.chat
- CROSS JOIN holdfast_chats.cluster AS b
- WHERE NOT o.is_message
- ORDER BY 1, 2
+ ORDER BY s.shard, n.position LIMIT $2
 
 -- name: log_lag
 -- How many entries follow the positions $1.
@@ -325,3 +332,43 @@ CALL holdfast_chats.lease_acquire_1($1, $2, $3, NULL, NULL)
 -- name: lease_renew
 -- $1 name, $2 base and $3 number of the fence, $4 seconds
 CALL holdfast_chats.lease_renew_1($1, $2, $3, $4, NULL)
+
+-- name: leases
+SELECT name, holder, extract(epoch FROM expires_at - clock_timestamp())::double precision
+  FROM holdfast_chats.lease WHERE expires_at > clock_timestamp() ORDER BY name
+
+-- name: take_name
+-- Whether nobody else holds this lock; this connection does from now on.
+SELECT pg_try_advisory_lock($1)
+
+-- name: node
+SELECT record FROM holdfast_chats.node WHERE name = $1
+
+-- name: nodes
+-- Those renewed in the last $1 seconds.
+SELECT record, greatest(age, 0)::double precision AS age_seconds
+  FROM holdfast_chats.node AS n
+ CROSS JOIN LATERAL (SELECT extract(epoch FROM clock_timestamp() - n.renewed_at) AS age) AS a
+ WHERE abs(age) < $1 ORDER BY name
+
+-- name: nodes_gone
+-- Those not renewed in the last $1 seconds, but in the last $2.
+SELECT record, extract(epoch FROM renewed_at)::double precision AS since, age::double precision AS age_seconds
+  FROM holdfast_chats.node AS n
+ CROSS JOIN LATERAL (SELECT extract(epoch FROM clock_timestamp() - n.renewed_at) AS age) AS a
+ WHERE age >= $1 AND age < $2 ORDER BY name
+
+-- name: node_renew
+-- $1 name, $2 record, $3 connections, $4 how long a node lives, $5 whether it starts
+CALL holdfast_chats.node_renew_1($1, $2, $3, $4, $5, NULL, NULL)
+
+-- name: node_leave
+CALL holdfast_chats.node_leave_1($1)
+
+-- name: database
+-- $1: how many seconds a node lives.
+SELECT current_setting('server_version') AS version, c.epoch_base,
+       (SELECT coalesce(sum(n.connections), 0)::integer FROM holdfast_chats.node AS n
+         WHERE abs(extract(epoch FROM clock_timestamp() - n.renewed_at)) < $1) AS wanted,
+       holdfast_chats.node_connections_1() AS available
+  FROM holdfast_chats.cluster AS c

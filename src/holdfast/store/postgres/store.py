@@ -34,6 +34,7 @@ from holdfast.store.contract import (
     AuditPage,
     ChatPage,
     Grouping,
+    HaltedChats,
     Inspection,
     TextPage,
     shard_of,
@@ -46,6 +47,7 @@ from holdfast.store.postgres.connections import Connections
 from holdfast.store.postgres.errors import is_refused
 from holdfast.store.postgres.leases import PostgresLeases
 from holdfast.store.postgres.log_reads import LogEnds, LogSlice
+from holdfast.store.postgres.nodes import PostgresNodes
 from holdfast.store.postgres.notifications import CommitNotifications
 from holdfast.store.postgres.server import ChatsServer, PostgresStoreSettings, ServerConnection
 
@@ -67,6 +69,7 @@ class PostgresStore:
         self._connections = Connections(self._server)
         self._notifications = CommitNotifications(self._server)
         self.poll_seconds = settings.poll_seconds
+        self.connections_max = settings.connections_max
         self._limits = limits or ChatSettings()
         self.grouping = Grouping(
             "shard",
@@ -98,6 +101,10 @@ class PostgresStore:
     def leases(self, holder: str) -> PostgresLeases:
         """Leases in the same database; close them before the store."""
         return PostgresLeases(self._server, holder)
+
+    def nodes(self) -> PostgresNodes:
+        """Node records in the same database; close them before the store."""
+        return PostgresNodes(self._server)
 
     def lane(self, chat_id: str) -> int:
         return shard_of(chat_id, self._server.shards)
@@ -226,6 +233,9 @@ class PostgresStore:
     async def inspect(self, chat_id: str) -> Inspection:
         return await self._read(reads.inspect, chat_id)
 
+    async def halted(self, limit: int) -> HaltedChats:
+        return await self._read(reads.halted, limit)
+
     async def audit(self, after: PageToken | None, limit: int) -> AuditPage:
         return await self._read(reads.audit, after, limit)
 
@@ -236,7 +246,10 @@ class PostgresStore:
         return await self._read(log_reads.log_ends)
 
     async def read_log(self, after: Sequence[int], limit: int) -> LogSlice | None:
-        return await self._read(log_reads.log_after, after, limit)
+        page = await self._read(log_reads.log_after, after, limit)
+        if page is not None:
+            self._server.seen.on_read(page.base, page.reached)
+        return page
 
     async def log_lag(self, after: Sequence[int]) -> int:
         return await self._read(log_reads.log_lag, after)
@@ -244,6 +257,11 @@ class PostgresStore:
     async def raise_all_epochs(self, base: int) -> None:
         await self._write(partial(self._server.raise_all_epochs, base=base))
         self._notifications.announce()
+
+    async def raise_epochs(self, reason: str) -> int:
+        base = await self._write(partial(self._server.raise_epochs, reason=reason))
+        self._notifications.announce()
+        return base
 
     async def _change(self, connection: ServerConnection, command: Command) -> CommandResult:
         changed = await change(connection, command, self.lane(command.chat_id), self._limits)

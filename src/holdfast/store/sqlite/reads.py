@@ -35,6 +35,8 @@ from holdfast.store.contract import (
     AuditRecord,
     ChatPage,
     ChatSummary,
+    HaltedChat,
+    HaltedChats,
     Inspection,
     TextPage,
 )
@@ -75,12 +77,14 @@ _audit = Decoder(list[AuditRecord])
 _LogRow = tuple[int, str, str, int, str | None, Raw]
 _log_row = Decoder(_LogRow)
 _log_rows = Decoder(list[_LogRow])
+_whose_row = Decoder(tuple[int, str, str, Raw, Raw, Raw])
 _message = Decoder(Message)
 _log_events: Mapping[str, Decoder[LogEvent]] = {
     kind.__name__: Decoder(kind) for kind in (ChatCreated, EpochRaised)
 }
 _texts = Decoder(list[tuple[str, int]])
 _active = Decoder(list[tuple[str, str]])
+_halted = Decoder(list[HaltedChat])
 UNREADABLE = (UnicodeDecodeError, MsgspecError)
 
 
@@ -310,6 +314,12 @@ def inspect(handle: Handle, deadline: Deadline, chat_id: str) -> Inspection:
     return Inspection(value, counter, highest, count, holes, recorded)
 
 
+def halted(handle: Handle, deadline: Deadline, limit: int) -> HaltedChats:
+    with deadline.over(handle) as connection:
+        count, chats = connection.execute(SQL["halted"], {"limit": limit}).get
+    return HaltedChats(count, _halted.decode(chats))
+
+
 def audit(handle: Handle, deadline: Deadline, after: PageToken | None, limit: int) -> AuditPage:
     asked = {"after": number_of("audit", after), "limit": limit + 1}
     with deadline.over(handle) as connection:
@@ -371,6 +381,15 @@ def _entry(row: _LogRow) -> LogEntry:
     return LogEntry(0, position, tenant, chat_id, epoch, what)
 
 
+def _whose(data: bytes) -> tuple[str, str]:
+    """The tenant and the chat of an entry that cannot be decoded as a whole."""
+    try:
+        _, tenant, chat_id, *_ = _whose_row.decode(data)
+    except UNREADABLE:
+        return "", ""
+    return tenant, chat_id
+
+
 def _up_to_the_damage(connection: apsw.Connection, after: int, limit: int) -> list[LogEntry]:
     """Read up to the damaged entry. UnreadableEvent if that is the first."""
     entries: list[LogEntry] = []
@@ -382,6 +401,6 @@ def _up_to_the_damage(connection: apsw.Connection, after: int, limit: int) -> li
             entries.append(_entry(_log_row.decode(data)))
         except UNREADABLE as error:
             if not entries:
-                raise UnreadableEvent(str(error), 0, after, data) from error
+                raise UnreadableEvent(str(error), 0, after, data, *_whose(data)) from error
             break
     return entries

@@ -412,6 +412,12 @@ SELECT (
   WHERE (SELECT m.created_at FROM messages AS m WHERE m.chat = looked.chat ORDER BY m.sequence DESC LIMIT 1) >= :at
 ), (SELECT max(chat) FROM looked);
 
+-- name: halted
+-- How many chats are halted, and the first :limit of them.
+SELECT (SELECT count(*) FROM chats WHERE halted IS NOT NULL), (
+  SELECT json_group_array(json_object('chat_id', h.chat_id, 'tenant', h.tenant, 'why', h.halted) ORDER BY h.chat_id)
+  FROM (SELECT chat_id, tenant, halted FROM chats WHERE halted IS NOT NULL ORDER BY chat_id LIMIT :limit) AS h);
+
 -- name: chats_end
 SELECT coalesce(max(chat), 0) FROM chats;
 

@@ -15,6 +15,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self, TypeVar
 
+import apsw
 import msgspec
 
 from holdfast import telemetry
@@ -42,6 +43,7 @@ from holdfast.store.contract import (
     ActivePage,
     AuditPage,
     ChatPage,
+    HaltedChats,
     Inspection,
     TextPage,
 )
@@ -222,6 +224,9 @@ class SqliteStore:
     async def inspect(self, chat_id: str) -> Inspection:
         return await self._read(reads.inspect, chat_id)
 
+    async def halted(self, limit: int) -> HaltedChats:
+        return await self._read(reads.halted, limit)
+
     async def audit(self, after: PageToken | None, limit: int) -> AuditPage:
         return await self._read(reads.audit, after, limit)
 
@@ -230,6 +235,20 @@ class SqliteStore:
 
     async def log_after(self, after: int, limit: int) -> Sequence[LogEntry]:
         return await self._read(reads.log_after, after, limit)
+
+    def write(self, work: Callable[[Handle], WriteResult[T]]) -> Awaitable[T]:
+        """A write of another part that has a table in this file."""
+        return self._write(work)
+
+    async def read(self, work: Callable[[apsw.Connection], T]) -> T:
+        """A read of such a part; all its statements see one state."""
+
+        def do(handle: Handle) -> T:
+            deadline = self._deadline(self._settings.read_deadline_seconds)
+            with deadline.over(handle) as connection:
+                return work(connection)
+
+        return await self._readers.do(do)
 
     def _write(self, work: Callable[[Handle], WriteResult[T]]) -> Awaitable[T]:
         """Run a write on the writer's thread. Listeners are called before the caller
@@ -273,7 +292,8 @@ class SqliteStore:
             if write
             else dataclasses.replace(self._settings, cache_bytes=8 * 1024 * 1024)
         )
-        return Handle(self._path, settings, self._vfs, write=write)
+        conflict = telemetry.transaction_conflict
+        return Handle(self._path, settings, self._vfs, write=write, on_taken=conflict)
 
     def _notify(self, commits: Sequence[Sequence[LogEntry]]) -> None:
         self._wipe_soon()

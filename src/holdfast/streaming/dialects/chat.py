@@ -52,6 +52,8 @@ def read_request(fields: Mapping[str, Raw]) -> DialectRequest:
     messages = read(fields, "messages", list[Raw], "a list of messages")
     if not messages:
         raise invalid("messages", "must have at least one message")
+    if any(memoryview(each)[0] != ord("{") for each in messages):
+        raise invalid("messages", "must be a list of messages, each an object")
     if (number := read(fields, "n", int, "a whole number")) not in (None, 1):
         raise invalid("n", f"must be 1, not {number}: ask once for each answer")
     read(fields, "tools", list[_Tool], "a list of tools, each with its type")
@@ -77,7 +79,14 @@ class ChatEvents:
         self._last = b""
 
     def render(self, entries: Sequence[tuple[EntryId, ReplyEntry]]) -> bytes:
-        return b"".join([self._event(entry) for _, entry in entries])
+        events = []
+        for _, entry in entries:
+            if isinstance(entry, ReplyDelta):
+                self._last = entry.chunk
+                events.append(sse.event(entry.chunk))
+            else:
+                events.append(self._event(entry))
+        return b"".join(events)
 
     def queued(self, position: int, eta_seconds: float | None) -> bytes:
         return sse.queued_comment(position, eta_seconds)
@@ -87,9 +96,6 @@ class ChatEvents:
 
     def _event(self, entry: ReplyEntry) -> bytes:
         match entry:
-            case ReplyDelta(chunk=chunk):
-                self._last = chunk
-                return sse.event(chunk)
             case ReplyUsage() if self._with_usage:
                 return self._usage(entry)
             case ReplyError():

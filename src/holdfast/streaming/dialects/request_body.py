@@ -9,6 +9,7 @@ from __future__ import annotations
 import codecs
 import hashlib
 from collections.abc import Mapping
+from functools import cache
 from typing import Any
 
 import msgspec
@@ -59,6 +60,9 @@ def split(body: bytes) -> dict[str, Raw]:
 
 def _check_utf8(body: bytes) -> None:
     """In pieces: one emoji makes a str of 4 bytes for each character."""
+    if len(body) <= _PIECE_BYTES:
+        body.decode()
+        return
     decoder = codecs.getincrementaldecoder("utf-8")()
     for at in range(0, len(body), _PIECE_BYTES):
         decoder.decode(body[at : at + _PIECE_BYTES])
@@ -71,10 +75,16 @@ def read(fields: Mapping[str, Raw], name: str, shape: Any, what: str) -> Any:
     return None if raw is None else decode(bytes(raw), name, shape | None, what)
 
 
+@cache
+def _decoder(shape: Any) -> msgspec.json.Decoder[Any]:
+    """Cached: to make one takes longer than to decode a field. Shapes are few."""
+    return msgspec.json.Decoder(shape)
+
+
 def decode(raw: bytes, name: str, shape: Any, what: str) -> Any:
     """JSON as ``shape``; InvalidMessage says that ``name`` must be ``what``."""
     try:
-        return msgspec.json.decode(raw, type=shape)
+        return _decoder(shape).decode(raw)
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
         raise invalid(name, f"must be {what}") from None
 

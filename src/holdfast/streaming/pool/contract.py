@@ -216,6 +216,18 @@ class PoolView(NamedTuple):
     """Over the last 30 s; 0 if fewer than 5."""
 
 
+class PoolStatus(NamedTuple):
+    """For ``/admin/status``, by pool. The state of ``default`` is that of the total,
+    which counts over all pools; of a node that goes on alone, that of its share.
+    """
+
+    active: Mapping[str, int]
+    depth: Mapping[str, int]
+    state: Mapping[str, PoolState]
+    nodes: Sequence[str]
+    shared_up: bool
+
+
 class Pool(Protocol):
     """One pool for all nodes. Raises Unavailable (nothing was done) or OutcomeUnknown.
 
@@ -228,6 +240,12 @@ class Pool(Protocol):
 
     async def call(self, node: str, operations: Sequence[PoolOperation]) -> Sequence[PoolAnswer]:
         """Carry out the operations in order; one answer for each."""
+        ...
+
+    def call_at_once(
+        self, node: str, operations: Sequence[PoolOperation]
+    ) -> Sequence[PoolAnswer] | None:
+        """The same without waiting, if the pool is in this process; None if not."""
         ...
 
     async def beat(self, node: str, beat: NodeBeat) -> PoolView: ...

@@ -40,7 +40,7 @@ from holdfast.streaming.pool.contract import (
     PoolOperation,
     PoolRequest,
     PoolSizes,
-    PoolState,
+    PoolStatus,
     PoolView,
     Release,
     pool_state,
@@ -61,18 +61,6 @@ TIMER_SECONDS = 1e-6
 """A timer may fire this much early."""
 OPERATIONS_MAX = 256
 """Operations in one call."""
-
-
-class PoolStatus(NamedTuple):
-    """For ``/admin/status``, by pool. The state of ``default`` is that of the total,
-    which counts over all pools; of a node that goes on alone, that of its share.
-    """
-
-    active: Mapping[str, int]
-    depth: Mapping[str, int]
-    state: Mapping[str, PoolState]
-    nodes: Sequence[str]
-    shared_up: bool
 
 
 _MEANT_FOR: Mapping[type[PoolOperation], PlaceState] = {
@@ -118,6 +106,7 @@ class NodeLeases:
         self._places = NodePlaces()
         self._outbox: list[_Request] = []
         self._has_work = asyncio.Event()
+        self._is_calling = False  # at once, and that may ask for more
         self._beat_at = 0.0
         self._failing_since: float | None = None
         self._probe: asyncio.Task[None] | None = None
@@ -386,8 +375,26 @@ class NodeLeases:
         return operation
 
     def _post(self, request: _Request) -> None:
-        self._outbox.append(request)
-        self._has_work.set()
+        if self._outbox or self._is_calling or not self._send_at_once(request):
+            self._outbox.append(request)
+            self._has_work.set()
+
+    def _send_at_once(self, request: _Request) -> bool:
+        """Whether the pool is in this process and has answered: that spares a reply two
+        turns of the task, 150 µs of its 2 ms."""
+        if self._local is not None or self._clock.monotonic() >= self._beat_at:
+            return False
+        self._is_calling = True
+        try:
+            answers = self._shared.call_at_once(self._node, [request.operation])
+        finally:
+            self._is_calling = False
+        if answers is None:
+            return False
+        if request.place is not None:
+            request.place.is_sent = True
+        self._on_answer(request, answers[0], in_time=True)
+        return True
 
     async def _ask_shared(self, operation: PoolOperation) -> PoolAnswer:
         if not self.shared_up:

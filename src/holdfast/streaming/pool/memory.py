@@ -32,6 +32,9 @@ class MemoryPool:
         pass
 
     async def call(self, node: str, operations: Sequence[PoolOperation]) -> Sequence[PoolAnswer]:
+        return self.call_at_once(node, operations)
+
+    def call_at_once(self, node: str, operations: Sequence[PoolOperation]) -> Sequence[PoolAnswer]:
         answers = self._queue.call(node, operations, self._now_ms())
         self._report()
         return answers

@@ -110,6 +110,9 @@ class RedisPool:
         answers = await self._run(node, "call", packed)
         return [_answer(each, answer) for each, answer in zip(operations, answers, strict=True)]
 
+    def call_at_once(self, node: str, operations: Sequence[PoolOperation]) -> None:
+        return None
+
     async def beat(self, node: str, beat: NodeBeat) -> PoolView:
         view = _view(await self._run(node, "beat", beat))
         await self._check_eviction()

@@ -11,6 +11,8 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import Literal, NamedTuple, Protocol
 
+from msgspec import Struct
+
 from holdfast.streaming.reply import ReplyError, ReplyUsage
 
 
@@ -24,7 +26,7 @@ class ProviderRequest(NamedTuple):
     reply_id: str
 
 
-class ProviderChunk(NamedTuple):
+class ProviderChunk(Struct, frozen=True, gc=False):
     """One event of a provider's stream.
 
     ``data``: the JSON as it came, on one line, such that every reader can decode it;

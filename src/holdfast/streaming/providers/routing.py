@@ -182,9 +182,9 @@ class RoutedStream:
     async def pour(self, take: TakeChunks) -> None:
         """Give the chunks to ``take``, as they arrive, until the end of the reply.
 
-        Every chunk has ``data`` or ``usage``. Raises ProviderFailed, from the lease
-        ReplyFailed, or what ``take`` raises. Cancelling it closes the upstream
-        connection at once.
+        A chunk of every batch has ``data`` or ``usage``. Raises ProviderFailed, from
+        the lease ReplyFailed, or what ``take`` raises. Cancelling it closes the
+        upstream connection at once.
         """
         self._loop, self._timeout = asyncio.get_running_loop(), SharedTimeout()
         async with AsyncExitStack() as block:
@@ -194,13 +194,10 @@ class RoutedStream:
             finally:
                 self._request = None  # it may be megabytes, and nobody needs it now
             self.provider = source.provider.name
-
-            def on_batch(batch: Sequence[ProviderChunk]) -> None:
-                self._on_batch(batch, take)
-
-            on_batch(batch)
+            self._take = take
+            self._on_batch(batch)
             try:
-                await self._timeout.wait(pour(chunks, on_batch), self._timeout.due)
+                await self._timeout.wait(pour(chunks, self._on_batch), self._timeout.due)
             except TimeoutError:
                 if not self._has_finished:
                     failure = _late("sign of life", self._clocks.gap_seconds)
@@ -212,16 +209,20 @@ class RoutedStream:
                     raise
             source.on_done()
 
-    def _on_batch(self, batch: Sequence[ProviderChunk], take: TakeChunks) -> None:
+    def _on_batch(self, batch: Sequence[ProviderChunk]) -> None:
         """Pass on what says something. Anything is a sign of life until the finish."""
-        if shown := [chunk for chunk in batch if chunk.data or chunk.usage]:
-            for chunk in shown:
-                self._has_finished |= chunk.finish
-            take(shown)
+        says_something = False
+        for chunk in batch:
+            if chunk.data or chunk.usage is not None:
+                says_something = True
+            if chunk.finish:
+                self._has_finished = True
+        if says_something:
+            self._take(batch)
         if not self._has_finished:
             self._timeout.due = self._loop.time() + self._clocks.gap_seconds
-        elif shown:
-            self._timeout.due = self._loop.time() + FINISHED_SECONDS
+        elif says_something:
+            self._timeout.move(self._loop.time() + FINISHED_SECONDS)
 
     async def _first_token(self, block: AsyncExitStack) -> _Answer:
         """Ask providers until one gives a token; its stream is open in ``block``."""
@@ -281,12 +282,15 @@ class RoutedStream:
         request = self._request._replace(model=target.model)
         until = min(now() + clocks.first_token_seconds, self._first_token_by)
         try:
-            async with AsyncExitStack() as attempt:
-                entering = attempt.enter_async_context(source.provider.stream(request))
-                seconds = min(clocks.headers_seconds, until - now())
-                chunks = await self._within(seconds, "headers", entering)
+            stream = source.provider.stream(request)
+            seconds = min(clocks.headers_seconds, until - now())
+            chunks = await self._within(seconds, "headers", stream.__aenter__())
+            try:
                 batch = await self._within(until - now(), "token", _up_to_first_token(chunks))
-                block.push_async_exit(attempt.pop_all())
+            except BaseException as error:
+                await stream.__aexit__(type(error), error, error.__traceback__)
+                raise
+            block.push_async_exit(stream)
         except ProviderFailed as failure:
             self._failure, self._has_asked = failure, True
             source.on_failure(failure)

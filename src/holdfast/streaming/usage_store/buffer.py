@@ -21,6 +21,9 @@ from holdfast.streaming.usage_store.contract import RunUsage, UsageStore
 WAITING_MAX = 10_000
 NOTE_SECONDS = 1.0
 """How often the running runs are noted, and a failed call is repeated."""
+COMMIT_SECONDS = 0.025
+"""Between two commits of ends: each takes 0.3 ms of processor time, so ends that come
+closer share one. The first one after a pause does not wait."""
 CALL_RUNS_MAX = 500
 """Runs in one call: other writes wait for its commit."""
 
@@ -61,24 +64,32 @@ class UsageBuffer:
             telemetry.log.error("streaming.usage_lost", waiting=self._waiting_max)
         self.lost += 1
 
-    async def stored(self) -> None:
-        """Wait until every run counted so far is in the store, unless that fails."""
+    async def stored(self, seconds_max: float) -> None:
+        """Wait until every run counted so far is in the store, unless that fails or
+        takes longer.
+        """
         if self._failing or self._stored >= self._counted:
             return
-        waiter = asyncio.get_running_loop().create_future()
+        loop = asyncio.get_running_loop()
+        waiter = loop.create_future()
         self._waiters[waiter] = self._counted
+        timer = loop.call_later(seconds_max, _wake, waiter)
         try:
             await waiter
         finally:
+            timer.cancel()
             del self._waiters[waiter]
 
     async def run(self) -> None:
         """Count and note until it is cancelled. It may be run again."""
         loop = asyncio.get_running_loop()
-        note_at = loop.time() + NOTE_SECONDS
+        note_at, commit_at = loop.time() + NOTE_SECONDS, 0.0
         with closing(SharedTimeout()) as timeout:
             while True:
                 await timeout.wait_for(self._has_ended, note_at - loop.time())
+                if (early_seconds := commit_at - loop.time()) > 0:
+                    await asyncio.sleep(early_seconds)
+                commit_at = loop.time() + COMMIT_SECONDS
                 try:
                     await self.flush()
                     if loop.time() >= note_at:
@@ -110,10 +121,15 @@ class UsageBuffer:
 
     def _wake(self, through: int) -> None:
         for waiter, awaited in self._waiters.items():
-            if awaited <= through and not waiter.done():
-                waiter.set_result(None)
+            if awaited <= through:
+                _wake(waiter)
 
     async def _note(self) -> None:
         running = self._running()
         for at in range(0, len(running), CALL_RUNS_MAX):
             await self._store.note(running[at : at + CALL_RUNS_MAX])
+
+
+def _wake(waiter: asyncio.Future[None]) -> None:
+    if not waiter.done():
+        waiter.set_result(None)

@@ -90,7 +90,10 @@ def answered_in_time(history: History) -> Verdict:
         unreachable = timeline.unreachable_seconds(invoke.client, invoke.at, end.at)
         seconds = end.at - invoke.at - unreachable
         gave_up = isinstance(end, Unknown) and end.reason == "timeout"
-        kept = seconds <= ANSWER_SECONDS_MAX and (unreachable > 0 or not gave_up)
+        broke = isinstance(end, Unknown) and end.reason == "disconnected"
+        # the client notices a break later than it happens
+        felt = FELT_SECONDS if broke and _torn(timeline, invoke.client, end.at) else 0.0
+        kept = seconds <= ANSWER_SECONDS_MAX + felt and (unreachable > 0 or not gave_up)
         verdict.require(kept, f"{invoke.verb} of {invoke.client} took {seconds:.3f} s", invoke, end)
         left_open = (
             isinstance(end, Unknown)

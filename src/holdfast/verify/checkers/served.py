@@ -13,6 +13,7 @@ from holdfast.verify.checkers.verdict import Verdict
 from holdfast.verify.history import (
     ChatAtEnd,
     CommitSeen,
+    CommitsLost,
     CursorMoved,
     Dropped,
     EphemeralSeen,
@@ -63,18 +64,24 @@ def no_late_fill(history: History) -> Verdict:
 
 
 def _pushes_follow(history: History, verdict: Verdict) -> None:
-    """On one connection a chat's pushes continue its pushes and pages, none twice."""
+    """On one connection a chat's pushes continue its pushes and pages, none twice.
+
+    After a reset a chat's numbers may be given again.
+    """
     through: dict[str, dict[str, int]] = {}
+    connections: dict[str, str] = {}
     pushed: dict[tuple[str, str], int] = {}
     invokes = {o.invoke.op: o.invoke for o in history.operations}
     for event in history.events:
         if isinstance(event, Opened):
-            through[event.client] = {}
+            through[event.client], connections[event.client] = {}, event.connection
         elif isinstance(event, Ok):
-            _count_answer(
-                through.setdefault(invokes[event.op].client, {}), invokes[event.op], event
-            )
-        elif isinstance(event, Pushed):
+            invoke = invokes[event.op]
+            _count_answer(through.setdefault(invoke.client, {}), invoke, event)
+            for page in event.pages:
+                if page.reset:
+                    pushed.pop((connections.get(invoke.client, ""), page.chat_id), None)
+        elif isinstance(event, Pushed) and event.message.message_id not in history.lost:
             given = through.setdefault(event.client, {})
             known = given.get(event.chat_id, given.get(_RESUMED))
             kept = known is not None and event.message.sequence <= known + 1
@@ -234,11 +241,15 @@ def nothing_leaks(history: History) -> Verdict:
     """
     verdict = Verdict("nobody sees another's data")
     for invoke, _, page in history.pages():
+        if _was_lost(history, page.chat_id, page.head, invoke.at):
+            continue
         inside = _inside(history, invoke.client, page.chat_id, page.head)
         verdict.require(
             inside or not page.messages, f"{invoke.client} was served {page.chat_id}", invoke, page
         )
     for push in history.of(Pushed):
+        if push.message.message_id in history.lost:
+            continue  # who was a member then may be lost too
         inside = _inside(
             history, push.client, push.chat_id, push.message.sequence, moment_before=True
         )
@@ -275,13 +286,22 @@ def _check_ephemeral(history: History, verdict: Verdict) -> None:
             if first
             else [0, *(sequence for _, sequence in recent)]
         )
-        excused = _is_of(history, event.client, event.chat_id) and any(
-            timeline.faults(plane, since, event.at) for plane in HIDES_LEAVING
+        excused = _is_of(history, event.client, event.chat_id) and (
+            any(timeline.faults(plane, since, event.at) for plane in HIDES_LEAVING)
+            or any(_was_lost(history, event.chat_id, each, since) for each in sequences)
         )
         inside = excused or any(
             _inside(history, event.client, event.chat_id, each) for each in sequences
         )
         verdict.require(inside, f"{event.client} got {event.kind} of {event.chat_id}", event)
+
+
+def _was_lost(history: History, chat_id: str, sequence: int, at: float) -> bool:
+    """Whether the engine lost, after this moment, the chat as it was at a sequence."""
+    return any(
+        loss.chat_id == chat_id and loss.kept < sequence and loss.at >= at
+        for loss in history.of(CommitsLost)
+    )
 
 
 def _is_of(history: History, client: str, chat_id: str) -> bool:

@@ -71,6 +71,8 @@ def sequence_is_unique(history: History) -> Verdict:
     verdict = Verdict("(chat, sequence) is unique and immutable")
     seen: dict[tuple[str, int], dict[str, tuple[int | None, object]]] = defaultdict(dict)
     for chat_id, epoch, message, evidence in _sightings(history):
+        if message.message_id in history.lost:
+            continue  # its number is given again in another epoch
         others = seen[chat_id, message.sequence]
         for other_id, (other_epoch, other) in others.items():
             apart = other_id == message.message_id or (

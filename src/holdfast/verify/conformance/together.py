@@ -30,7 +30,10 @@ async def resumed_then_messages(server: ScriptedServer, subject: Subject) -> Non
 
 
 async def empty_resumed_then_message(server: ScriptedServer, subject: Subject) -> None:
-    """``resumed`` without chats, since none has moved, and the first message after."""
+    """``resumed`` without chats, since none has moved, and the first message after.
+
+    Before ``resumed`` nothing was sent on this connection, so nothing may be acked.
+    """
     await server.say("before")
     await server.until(lambda: server.acked == (1, 1), "the ack of the first message")
     server.cut()
@@ -38,6 +41,9 @@ async def empty_resumed_then_message(server: ScriptedServer, subject: Subject) -
     await server.until(
         lambda: len(server.connections) == 2 and server.holds("resumed"), "the resume"
     )
+    await server.push_frame("heartbeat", {"heads": {}})
+    await server.until(lambda: server.here.asked("heartbeat_ack") > 0, "a heartbeat_ack")
+    require(not server.here.asked("ack"), "an ack before the resume was answered")
     await server.say("after")
     await server.release("resumed", "message")
 

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 
 import asyncpg
 
+from holdfast.drivers.postgres import driver_text, no_address, wrong_setting
 from holdfast.errors import BadSetting, HoldfastError, InternalError, OutcomeUnknown, Unavailable
 from holdfast.work.job import InvalidArgument
 
@@ -63,6 +64,8 @@ def translate(error: BaseException) -> HoldfastError:
     text = str(error) or type(error).__name__
     if refused(error):
         return InvalidArgument(f"PostgreSQL cannot store a value: {text}")
+    if isinstance(error, asyncpg.InvalidCatalogNameError):
+        return Unavailable(f"PostgreSQL: {text}")  # it was dropped, and may be restored
     if isinstance(error, GIVEN_UP):
         return Unavailable(f"PostgreSQL gave up the transaction: {text}")
     if isinstance(error, asyncpg.InsufficientPrivilegeError):
@@ -91,11 +94,11 @@ def reaching() -> Iterator[None]:
     """
     try:
         yield
-    except ValueError as error:
-        raise BadSetting(f"this is no address of PostgreSQL: {error}") from error
+    except asyncpg.ClientConfigurationError as error:
+        raise wrong_setting(error) from error
+    except ValueError:
+        raise no_address() from None
     except (*GIVEN_UP, *CUT_OFF) as error:
-        raise Unavailable(
-            f"cannot connect to PostgreSQL: {str(error) or type(error).__name__}"
-        ) from error
+        raise Unavailable(f"cannot connect to PostgreSQL: {driver_text(error)}") from error
     except asyncpg.PostgresError as error:
         raise BadSetting(f"PostgreSQL refuses the connection: {error}") from error

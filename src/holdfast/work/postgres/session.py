@@ -19,6 +19,7 @@ import asyncpg
 from holdfast import telemetry
 from holdfast.bounds import positive
 from holdfast.clock import Clock, wait_at_most
+from holdfast.drivers.postgres import connect
 from holdfast.drivers.statements import statements
 from holdfast.errors import OutcomeUnknown, Unavailable
 from holdfast.work.contract import (
@@ -313,7 +314,7 @@ class PostgresSession:
     async def _report_before_exit(self, report: Report, culprit: int | None) -> None:
         with translated():
             async with asyncio.timeout(self._settings.call_timeout_seconds):
-                connection = await asyncpg.connect(self._url)
+                connection = await connect(self._url)
                 async with connection.transaction():
                     values = (
                         *report_arguments(self.instance, report, self._rng),
@@ -337,7 +338,7 @@ class PostgresSession:
         try:
             if self._connection is None or self._connection.is_closed():
                 async with asyncio.timeout(self._settings.call_timeout_seconds):
-                    self._connection = await asyncpg.connect(self._url)
+                    self._connection = await connect(self._url)
         except FOREIGN as error:
             raise Unavailable(f"cannot connect to PostgreSQL: {error}") from error
         try:
@@ -355,7 +356,7 @@ class PostgresSession:
         listener: Any = None
         try:
             async with asyncio.timeout(self._settings.call_timeout_seconds):
-                listener = await asyncpg.connect(self._url)
+                listener = await connect(self._url)
                 await listener.add_listener(_CHANNEL, self._on_notification)
             self._listener = listener
             self._woken.set()  # earlier notifications were missed
@@ -375,7 +376,7 @@ class PostgresSession:
     async def _beat_connection(self) -> AsyncIterator[Beat]:
         try:
             async with asyncio.timeout(self._settings.call_timeout_seconds):
-                connection = await asyncpg.connect(self._url)
+                connection = await connect(self._url)
         except FOREIGN as error:
             raise OSError(str(error)) from error
         try:

@@ -15,6 +15,7 @@ from typing import Any, cast
 from holdfast import telemetry
 from holdfast.clock import SystemClock
 from holdfast.drivers.postgres import pool, refuse_shared_sessions
+from holdfast.drivers.postgres_schema import VERSIONS_AHEAD_MAX
 from holdfast.drivers.statements import functions, migrations
 from holdfast.errors import BadSetting, NotFound, StateCorrupted
 from holdfast.work.contract import ACTS_KEPT_MAX, ReaderMark, overtaken, reader_row
@@ -325,7 +326,7 @@ class _Act:
 
 
 async def migrate(connection: Any) -> None:
-    """Bring the schema to SCHEMA_VERSION; refuses a newer one.
+    """Bring the schema to SCHEMA_VERSION; refuses one that is too new.
 
     In one transaction, and by one process at a time.
     """
@@ -356,7 +357,7 @@ async def _migrate(connection: Any) -> None:
     await connection.execute(SQL["lock_schema"], _MIGRATION_LOCK)
     known = await connection.fetchval(SQL["is_there"])
     version = await connection.fetchval(SQL["version"]) if known else 0
-    if version is None or version > SCHEMA_VERSION:
+    if version is None or version > SCHEMA_VERSION + VERSIONS_AHEAD_MAX:
         raise StateCorrupted(
             f"the schema holdfast_work has version {version}; this program knows up to"
             f" {SCHEMA_VERSION}: upgrade it"

@@ -6,12 +6,11 @@
 -- ARGV[4]  msgpack, by ARGV[2]:
 --          register     [gateway, highest time this node was given, devices max, [[user, device, connection, since], ...]]
 --          unregister   [gateway, highest time this node was given, [[user, device, connection], ...]]
---          renew        [gateway, record, live, highest time this node was given]
+--          renew        [gateway, live, highest time this node was given]
 --          connections  [gateway, cursor, count]
 --          dead         [live]
 --          drop         [gateway, highest time this node was given, count, live; 0: although it lives]
 --          lookup       [user, ...]
---          nodes        [live]
 -- returns  msgpack:
 --          register     [[since, ...], [[gateway, connection], ...], [[user, at], ...]]
 --          unregister   [[user, at], ...]
@@ -20,17 +19,16 @@
 --          dead         [gateway, ...]
 --          drop         [whether more is left, [[user, at], ...]]
 --          lookup       [[gateway, ...], ...]
---          nodes        [[gateway, record], ...]
 --
 -- `live` is in microseconds; a user is its tenant, NUL and id. Under the prefix:
---   renewed, changes, records  hash: gateway -> the time of its renewal, calls that changed its connections, its record
+--   renewed, changes           hash: gateway -> the time of its renewal, calls that changed its connections
 --   users:<gateway>            set: users with a connection to it
 --   displaced:<gateway>        set: its connections that were displaced and that it has not unregistered
 --   devices:<user>             hash: device -> msgpack [gateway, connection, since]
 
 local call, pack, unpack_message = redis.call, cmsgpack.pack, cmsgpack.unpack
 local prefix, verb, arguments = ARGV[1], ARGV[2], unpack_message(ARGV[4])
-local renewed, changes, records = prefix .. 'renewed', prefix .. 'changes', prefix .. 'records'
+local renewed, changes = prefix .. 'renewed', prefix .. 'changes'
 
 local now = tonumber(ARGV[3])
 if not now then
@@ -177,18 +175,17 @@ end
 
 function verbs.renew()
   local gateway, living = arguments[1], 0
-  if not lives(gateway, arguments[3]) then
+  if not lives(gateway, arguments[2]) then
     call('HDEL', changes, gateway)
   end
   call('HSET', renewed, gateway, text(now))
-  call('HSET', records, gateway, arguments[2])
   for _, name in ipairs(call('HKEYS', renewed)) do
-    if lives(name, arguments[3]) then
+    if lives(name, arguments[2]) then
       living = living + 1
     end
   end
   local displaced = call('SMEMBERS', prefix .. 'displaced:' .. gateway)
-  return { tonumber(call('HGET', changes, gateway) or '0'), displaced, living, math.max(now, arguments[4] + 1) }
+  return { tonumber(call('HGET', changes, gateway) or '0'), displaced, living, math.max(now, arguments[3] + 1) }
 end
 
 function verbs.connections()
@@ -242,7 +239,6 @@ function verbs.drop()
     return { true, offline }
   end
   call('HDEL', renewed, gateway)
-  call('HDEL', records, gateway)
   call('DEL', prefix .. 'displaced:' .. gateway)
   return { false, offline }
 end
@@ -255,16 +251,6 @@ function verbs.lookup()
       gateways[#gateways + 1] = entry[1]
     end
     found[number] = gateways
-  end
-  return found
-end
-
-function verbs.nodes()
-  local found = {}
-  for _, name in ipairs(call('HKEYS', records)) do
-    if lives(name, arguments[1]) then
-      found[#found + 1] = { name, call('HGET', records, name) }
-    end
   end
   return found
 end

@@ -7,8 +7,9 @@ SELECT holdfast_cluster.registry_register_1($1, $2, $3, $4, $5)
 SELECT holdfast_cluster.registry_unregister_1($1, $2, $3, $4)
 
 -- name: renew
--- $1 gateway, $2 record, $3 life in microseconds, $4 highest time given, $5 the time for tests
-SELECT holdfast_cluster.registry_renew_1($1, $2, $3, $4, $5)
+-- $1 gateway, $2 life in microseconds, $3 highest time given, $4 the time for tests. No record: node records are in
+-- holdfast_chats.node, and older nodes still call this function with one.
+SELECT holdfast_cluster.registry_renew_1($1, NULL, $2, $3, $4)
 
 -- name: drop
 -- $1 gateway; null: those that are dead, $2 life in microseconds, $3 highest time given, $4 the time for tests
@@ -22,9 +23,3 @@ SELECT tenant, user_id, device_id, connection_id, since FROM holdfast_cluster.de
 -- $1 tenants, $2 users
 SELECT DISTINCT gateway, tenant, user_id
 FROM unnest($1::text[], $2::text[]) AS asked (tenant, user_id) JOIN holdfast_cluster.device USING (tenant, user_id)
-
--- name: nodes
--- $1 life in microseconds, $2 the time for tests
-SELECT name, record FROM holdfast_cluster.gateway
-WHERE record IS NOT NULL
-    AND coalesce($2, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint) - renewed_at < $1

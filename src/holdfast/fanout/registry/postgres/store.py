@@ -14,7 +14,6 @@ from holdfast.fanout.registry.contract import (
     LIVE_SECONDS,
     DeviceConnection,
     Displacement,
-    NodeRecord,
     Registration,
     Renewal,
 )
@@ -28,7 +27,6 @@ _encode = msgspec.json.Encoder().encode
 _registration = msgspec.json.Decoder(tuple[list[int], list[Displacement], _Times]).decode
 _renewal = msgspec.json.Decoder(tuple[int, list[str], int, int]).decode
 _times = msgspec.json.Decoder(_Times).decode
-_record = msgspec.json.Decoder(NodeRecord).decode
 
 
 class PostgresRegistry:
@@ -69,8 +67,8 @@ class PostgresRegistry:
         answer = await self._change("unregister", gateway, _text(packed), self._last)
         return self._given(_times(answer))
 
-    async def renew(self, gateway: str, record: NodeRecord) -> Renewal:
-        answer = await self._change("renew", gateway, _text(record), self._live, self._last)
+    async def renew(self, gateway: str) -> Renewal:
+        answer = await self._change("renew", gateway, self._live, self._last)
         renewal = Renewal(*_renewal(answer))
         self._last = renewal.at
         return renewal
@@ -96,11 +94,6 @@ class PostgresRegistry:
         for gateway, tenant, user_id in rows:
             found.setdefault(gateway, set()).add(User(tenant, user_id))
         return found
-
-    async def nodes(self) -> Mapping[str, NodeRecord]:
-        async with self._database.connection("be read") as db:
-            rows = await db.fetch(SQL["nodes"], self._live, self._clock_us())
-        return {name: _record(record) for name, record in rows}
 
     async def _change(self, statement: str, *arguments: Any) -> str:
         async with self._database.connection("be changed") as db:

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 from msgspec import structs
 
 from holdfast.drivers.postgres_database import PostgresSettings
+from holdfast.drivers.postgres_schema import VERSIONS_AHEAD_MAX
 from holdfast.drivers.statements import migrations
 from holdfast.errors import StateCorrupted
 from holdfast.limits.entry_rules import ADMIN, ADMIN_RESOURCES, is_admin_rule, refuse_lockout
@@ -62,7 +63,7 @@ class PostgresRuleStore(PostgresRuleReader):
         self._retention = retention or RetentionSettings()
 
     async def prepare(self) -> None:
-        """Migrate the schema to this version. StateCorrupted if it is a newer one's."""
+        """Migrate the schema to this version. StateCorrupted if it is too new."""
         scripts = migrations("holdfast.limits.rulestore.postgres")
         async with self.database.committing("be prepared") as db:
             await db.execute(SQL["lock_writers"].replace("$1", str(SCHEMA_LOCK)))
@@ -71,9 +72,10 @@ class PostgresRuleStore(PostgresRuleReader):
                 present = await db.fetchval(SQL["present_version"])
             else:
                 await db.execute("CREATE TABLE holdfast_limits_schema (version int PRIMARY KEY)")
-            if present > len(scripts):
+            if present > len(scripts) + VERSIONS_AHEAD_MAX:
                 raise StateCorrupted(
-                    f"the rules have schema version {present}: they belong to a newer Holdfast"
+                    f"the rules have schema version {present}; this program knows up to"
+                    f" {len(scripts)}: upgrade it"
                 )
             for version, script in list(enumerate(scripts, 1))[present:]:
                 await db.execute(script)

@@ -1,0 +1,177 @@
+"""``holdfast alerts``, and the lines about what is wrong in ``holdfast status``."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from typing import Annotated, Any
+
+import typer
+
+from holdfast.cli import output
+from holdfast.cli.context import ASKED, CliContext, ReasonOption, group, remote_command
+from holdfast.errors import InvalidMessage
+
+alerts = group("What is wrong, and who hears of it.")
+
+_UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
+DISK_LEFT_MIN = 0.1
+TEST_SECONDS_MAX = 120.0
+
+
+@alerts.command("ls")
+@remote_command
+def list_alerts(context: CliContext) -> None:
+    """List the alerts that fire or are about to, silences, and how the sinks are.
+
+    Example:
+
+    \b
+      holdfast alerts ls
+    """
+    found = context.as_operator().get("/admin/alerts")
+    if context.as_json:
+        output.as_json(found)
+        return
+    rows = (
+        (_name(each), each["severity"], _state(each), each["since"], each["means"], each["runbook"])
+        for each in found["alerts"]
+    )
+    columns: tuple[str, ...] = ("alert", "severity", "state", "since", "what", "runbook")
+    output.table(columns, rows, empty="No alert fires.")
+    if found["silences"]:
+        output.line("")
+        columns = ("alert", "until", "by", "reason")
+        silences = (tuple(each[name] for name in columns) for each in found["silences"])
+        output.table(("silenced", *columns[1:]), list(silences), empty="")
+    output.line("")
+    sinks = (
+        (each["name"], each["kind"], each["severity"], each["last"] or "never", each["error"])
+        for each in found["sinks"]
+    )
+    columns = ("sink", "kind", "from", "last notice", "error")
+    output.table(columns, sinks, empty="No sinks: alerts are only here and in `holdfast status`.")
+
+
+@alerts.command("test")
+@remote_command
+def check_sinks(
+    context: CliContext,
+    sinks: Annotated[
+        list[str] | None, typer.Argument(help="Which sinks.  [default: all]", show_default=False)
+    ] = None,
+    reason: ReasonOption = ASKED,
+) -> None:
+    """Send a test to the sinks; exit code 1 if one does not take it.
+
+    Examples:
+
+    \b
+      holdfast alerts test
+      holdfast alerts test pager
+    """
+    body = {"sinks": sinks or [], "reason": reason}
+    found = context.as_operator(TEST_SECONDS_MAX).post("/admin/alerts/test", body=body)
+    results: dict[str, str] = found["results"]
+    rows = ((name, error or "took it") for name, error in results.items())
+    output.report_rows(context, results, ("sink", "what"), rows, empty="There are no sinks.")
+    if any(results.values()):
+        raise typer.Exit(1)
+
+
+@alerts.command("silence")
+@remote_command
+def silence_alert(
+    context: CliContext,
+    alert: Annotated[str, typer.Argument(help="Its name, as `holdfast alerts ls` has it.")],
+    duration: Annotated[
+        str, typer.Option("--for", help="How long: 30m, 2h, 1d; 0 ends a silence.")
+    ],
+    reason: Annotated[str, typer.Option("--reason", help="Why; it goes into the audit log.")],
+) -> None:
+    """Do not report an alert for a while, at most 30 days. It stays visible.
+
+    Examples:
+
+    \b
+      holdfast alerts silence HoldfastJobsOld --for 2h --reason "import is running"
+      holdfast alerts silence HoldfastJobsOld --for 0 --reason "import is done"
+    """
+    body = {"alert": alert, "seconds": seconds_of(duration), "reason": reason}
+    made = context.as_operator().post("/admin/alerts/silence", body=body)
+    ended = f"{alert} is reported again"
+    said = f"{alert} is not reported until {made['until']}" if body["seconds"] else ended
+    output.report(context, made, said)
+
+
+def seconds_of(text: str) -> int:
+    """The seconds of 90s, 30m, 2h, 1d or 0; InvalidMessage for anything else."""
+    if text == "0":
+        return 0
+    if (match := re.fullmatch(r"([0-9]{1,6})([smhd])", text)) is None:
+        raise InvalidMessage(f"--for is a number with s, m, h or d, as in 30m, not {text!r}")
+    return int(match[1]) * _UNITS[match[2]]
+
+
+def problem_lines(status: Mapping[str, Any]) -> Iterator[str]:
+    """What is wrong with a server, the worst first; nothing if all is well."""
+    for alert in status.get("alerts", ()):
+        silenced = f", silenced until {alert['silenced_until']}" if alert["silenced_until"] else ""
+        yield (
+            f"{alert['severity']} {_name(alert)}: {alert['means']} Since {alert['since']}"
+            f"{silenced}. Open {alert['runbook']}"
+        )
+    for alert in status.get("pending", ()):
+        yield f"pending {_name(alert)}: {alert['means']} Open {alert['runbook']}"
+    halted = status.get("halted_chats") or {"count": 0, "chats": []}
+    if halted["count"]:
+        shown = ", ".join(f"{chat['chat_id']} ({chat['why']})" for chat in halted["chats"][:3])
+        yield f"{halted['count']} halted chats: {shown}; `holdfast chat ls --halted` lists them"
+    dead = status.get("dead_by_reason") or {"fanout": {}, "jobs": 0}
+    if dead["fanout"]:
+        reasons = ", ".join(f"{count} {reason}" for reason, count in dead["fanout"].items())
+        yield f"dead letters of fanout: {reasons}; `holdfast dead ls` lists them"
+    if dead["jobs"]:
+        yield f"dead letters of jobs: {dead['jobs']}; `holdfast jobs dead` lists them"
+    disk = status.get("disk") or {"bytes": 0, "free_bytes": 0}
+    if disk["bytes"] and disk["free_bytes"] < DISK_LEFT_MIN * disk["bytes"]:
+        yield f"disk: {disk['free_bytes'] / 1e9:.1f} GB of {disk['bytes'] / 1e9:.1f} GB are left"
+
+
+def _name(alert: Mapping[str, Any]) -> str:
+    labels = ", ".join(f"{name}={value}" for name, value in alert["labels"].items())
+    return f"{alert['name']} ({labels})" if labels else str(alert["name"])
+
+
+def _state(alert: Mapping[str, Any]) -> str:
+    return f"{alert['state']}, silenced" if alert["silenced_until"] else str(alert["state"])
+
+
+def show_objectives(context: CliContext) -> None:
+    """The objectives over the last hour; exit code 1 if one is not met."""
+    found = context.as_operator().get("/admin/objectives")
+    measured = found["objectives"]
+    rows = (
+        (o["name"], _amount(o), o["target"], _MET[o["met"]], round(o["seconds"] / 60), o["means"])
+        for o in measured
+    )
+    if context.as_json:
+        output.as_json(found)
+    else:
+        output.table(
+            ("objective", "value", "target", "met", "minutes", "what"), rows, empty="None."
+        )
+    if any(objective["met"] is False for objective in measured):
+        raise typer.Exit(1)
+
+
+_MET = {True: "yes", False: "NO", None: "–"}
+
+
+def _amount(objective: dict[str, Any]) -> str:
+    value = objective["value"]
+    if value is None:
+        return "–"
+    return {"share": f"{value:.4%}", "seconds": f"{value:.3f} s"}.get(
+        objective["unit"], f"{value:g}"
+    )

@@ -1,0 +1,69 @@
+"""The lines with which ``holdfast status`` begins, and durations of silences."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from holdfast.cli.alerts import problem_lines, seconds_of
+from holdfast.errors import InvalidMessage
+
+ALERT = {
+    "name": "HoldfastBreakerOpen",
+    "severity": "SEV-2",
+    "labels": {"dependency": "store"},
+    "means": "It is.",
+    "since": "2026-01-01T00:00:00.000Z",
+    "runbook": "docs/guides/runbooks/breaker-open.md",
+    "silenced_until": "",
+}
+HALTED = {"count": 7, "chats": [{"chat_id": f"chat_{n}", "why": "no counter"} for n in range(5)]}
+
+
+def lines(**status: Any) -> list[str]:
+    return list(problem_lines(status))
+
+
+def test_server_without_trouble_has_no_line() -> None:
+    disk = {"bytes": 100_000_000_000, "free_bytes": 10_000_000_000}
+    dead = {"fanout": {}, "jobs": 0}
+    assert lines(alerts=[], pending=[], halted_chats=None, dead_by_reason=dead, disk=disk) == []
+    assert lines() == [], "an older server says nothing of it"
+
+
+def test_firing_alert_comes_first_with_its_runbook() -> None:
+    silenced = {**ALERT, "name": "HoldfastFanoutLag", "labels": {}, "silenced_until": "2026-01-02"}
+    pending = {**ALERT, "name": "HoldfastStoreDown", "labels": {}}
+    assert lines(pending=[pending], alerts=[ALERT, silenced], halted_chats=HALTED) == [
+        "SEV-2 HoldfastBreakerOpen (dependency=store): It is. Since 2026-01-01T00:00:00.000Z."
+        " Open docs/guides/runbooks/breaker-open.md",
+        "SEV-2 HoldfastFanoutLag: It is. Since 2026-01-01T00:00:00.000Z, silenced until"
+        " 2026-01-02. Open docs/guides/runbooks/breaker-open.md",
+        "pending HoldfastStoreDown: It is. Open docs/guides/runbooks/breaker-open.md",
+        "7 halted chats: chat_0 (no counter), chat_1 (no counter), chat_2 (no counter);"
+        " `holdfast chat ls --halted` lists them",
+    ]
+
+
+def test_dead_letters_and_a_full_disk_have_their_lines() -> None:
+    found = lines(
+        dead_by_reason={"fanout": {"undecodable": 2, "event": 1}, "jobs": 4},
+        disk={"bytes": 100_000_000_000, "free_bytes": 9_000_000_000},
+    )
+    assert found[0].startswith("dead letters of fanout: 2 undecodable, 1 event")
+    assert found[1].startswith("dead letters of jobs: 4")
+    assert found[2] == "disk: 9.0 GB of 100.0 GB are left"
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"), [("0", 0), ("90s", 90), ("30m", 1800), ("2h", 7200), ("1d", 86400)]
+)
+def test_duration_is_read(text: str, seconds: int) -> None:
+    assert seconds_of(text) == seconds
+
+
+@pytest.mark.parametrize("text", ["", "30", "m", "-1h", "1w", "1h30m", "9999999s", "٣h", "1 h"])
+def test_anything_else_is_refused_with_an_example(text: str) -> None:
+    with pytest.raises(InvalidMessage, match="as in 30m"):
+        seconds_of(text)
