@@ -16,6 +16,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -47,11 +48,14 @@ async def used(order: dict[str, Any]) -> dict[str, float]:
 
 
 async def open_wide(node: Any) -> None:
-    """Raise the default rules as an operator would, so that they refuse nothing.
+    """Raise the default rules as an operator would, so that they refuse nothing. (One
+    node of a cluster does it for all.)
 
     The long window keeps the counters in use, as they are in a server with the usual
     rules: one that refills between two sends would be made again for each.
     """
+    from holdfast.errors import VersionConflict
+
     raised = {
         "limit": 10**9,
         "burstSize": 10**9,
@@ -60,7 +64,8 @@ async def open_wide(node: Any) -> None:
     }
     for resource in ("connect:user", "connect:address", "send:user", "send:tenant"):
         rule = {"tenantID": "*", "resource": resource, "expectedVersion": 1, **raised}
-        await node.limits.control.update(rule, "bench")
+        with suppress(VersionConflict):
+            await node.limits.control.update(rule, "bench")
     await node.limits.feed.sync()
 
 
@@ -81,7 +86,9 @@ UNBOUNDED = {
 
 
 async def node(settings: dict[str, Any]) -> None:
-    """A whole node on SQLite with synchronous=FULL, in a temporary state directory."""
+    """A whole node in a temporary state directory: on SQLite with synchronous=FULL,
+    unless the settings name other engines.
+    """
     from holdfast.node.lifecycle import running, settle_heap
     from holdfast.settings import load
 
@@ -119,12 +126,12 @@ class NodeOrders:
 
     async def create(self, order: dict[str, Any]) -> dict[str, Any]:
         """A chat of `count` users, from user `first` on."""
-        users = [f"u{n}" for n in range(order["first"], order["first"] + order["count"])]
+        users = [f"u{n}" for n in _numbers(order)]
         return {"chat_id": await self._create(users, "bench")}
 
     async def own_chats(self, order: dict[str, Any]) -> dict[str, Any]:
-        """A chat for each of `count` users, who are alone in it."""
-        chats = [await self.create({"first": n, "count": 1}) for n in range(order["count"])]
+        """A chat for each of `count` users from `first` on, who are alone in it."""
+        chats = [await self.create({"first": n, "count": 1}) for n in _numbers(order)]
         return {"chat_ids": [chat["chat_id"] for chat in chats]}
 
     async def elsewhere(self, order: dict[str, Any]) -> None:
@@ -158,7 +165,7 @@ class NodeOrders:
     async def mint(self, order: dict[str, Any]) -> dict[str, Any]:
         from holdfast.message import User
 
-        users = [User("default", f"u{n}") for n in range(order["count"])]
+        users = [User("default", f"u{n}") for n in _numbers(order)]
         return {"tokens": [self._node.tokens.mint(user, 86_400) for user in users]}
 
     async def _create(self, users: list[str], name: str) -> str:
@@ -180,6 +187,11 @@ class NodeOrders:
         key, message_id = f"c{self._sent}", self._ids.new("msg_")
         sender, now = User("default", "u0"), timestamp(time.time())
         return Draft(sender, chat_id, key, PADDING, "text/plain", message_id, now)
+
+
+def _numbers(order: dict[str, Any]) -> range:
+    first = order.get("first", 0)
+    return range(first, first + order["count"])
 
 
 async def websockets_broadcast() -> None:

@@ -76,13 +76,15 @@ class Client(WSListener):
         )
 
 
-async def connect(url: str, token: str | None, cursors: Cursors) -> Client:
+async def connect(
+    url: str, token: str | None, cursors: Cursors, made: type[Client] = Client
+) -> Any:
     """A connection to a node (resumed, so that it is live in the chats of its cursors)
     or to the peer.
     """
     headers = {"Authorization": f"Bearer {token}"} if token else None
     _, client = await ws_connect(
-        Client, url, extra_headers=headers, max_frame_size=1 << 20, logger_name="bench"
+        made, url, extra_headers=headers, max_frame_size=1 << 20, logger_name="bench"
     )
     assert isinstance(client, Client)
     if token:
@@ -258,11 +260,20 @@ class Senders:
 
     @classmethod
     async def gather(
-        cls, child: Child, url: str, connections: int, in_flight: int, stored: int = 0
+        cls,
+        child: Child,
+        url: str,
+        connections: int,
+        in_flight: int,
+        stored: int = 0,
+        first: int = 0,
     ) -> Senders:
-        """The first one's chat holds ``stored`` messages already."""
-        tokens = ask(child, do="mint", count=connections)["tokens"]
-        chat_ids = ask(child, do="own_chats", count=connections)["chat_ids"]
+        """Users from number ``first`` on. The first one's chat holds ``stored``
+        messages already.
+        """
+        people = {"first": first, "count": connections}
+        tokens = ask(child, do="mint", **people)["tokens"]
+        chat_ids = ask(child, do="own_chats", **people)["chat_ids"]
         ask(child, do="store", chat_id=chat_ids[0], count=stored)
         heads = [stored] + [0] * (connections - 1)
         loop, address = asyncio.get_running_loop(), urlsplit(url)
@@ -274,19 +285,23 @@ class Senders:
         await asyncio.gather(*(sender.resumed for sender in senders))
         return cls(child, senders, in_flight)
 
-    async def load(self, seconds: float) -> dict[str, float]:
+    async def load(
+        self, seconds: float, others: Callable[[], Sequence[float]] = tuple
+    ) -> dict[str, Any]:
         """Sends acknowledged per second, processor microseconds per send of the server
-        and of this load, and the mean group.
+        and of this load, and the mean group. ``others`` gives the processor seconds of
+        other processes, whose microseconds per send are found as well.
         """
         for sender in self._senders:
             sender.window = self._in_flight
             sender.send(self._in_flight)
         await asyncio.sleep(0.25)
-        before = self._used()
+        before, beside = self._used(), others()
         acks, spent, began = self._acks, time.process_time(), time.perf_counter()
         await asyncio.sleep(seconds)
         spent, took = time.process_time() - spent, time.perf_counter() - began
         done, after = self._acks - acks, self._used()
+        beside = [now - then for now, then in zip(others(), beside, strict=True)]
         for sender in self._senders:
             sender.window = 0
         while any(s.messages < s.sent and not s.errors for s in self._senders):  # noqa: ASYNC110
@@ -299,6 +314,7 @@ class Senders:
             "cpu_us": (after["cpu"] - before["cpu"]) / done * 1e6,
             "load_us": spent / done * 1e6,
             "group": (after["sends"] - before["sends"]) / groups,
+            "others_us": [spent / done * 1e6 for spent in beside],
         }
 
     def _used(self) -> dict[str, float]:

@@ -37,7 +37,7 @@ import json
 import os
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -166,29 +166,54 @@ def measure_fanout(report: Report, options: Options) -> None:
 # ------------------------------------------------------------------------------------
 
 
+IDLE = 5_000
+
+
+async def idle_load(
+    child: Child,
+    url: str,
+    others: Callable[[], Sequence[float]] = tuple,
+    stay_seconds: float = 0.0,
+) -> dict[str, Any]:
+    """Memory per idle connection, and the processor time that each took to come in: of
+    the server, of this load, and of ``others`` (see `Senders.load`). ``stay``: what it
+    takes the server and the others while all of them stay for so long.
+    """
+    tokens = ask(child, do="mint", count=IDLE)["tokens"]
+    ask(child, do="create", first=0, count=90)
+    await disconnect(await crowd(url, tokens[:200]))
+    await asyncio.sleep(0.5)
+    before, beside, load = ask(child, do="used"), others(), time.process_time()
+    clients = await crowd(url, tokens)
+    load = time.process_time() - load
+    came = ask(child, do="used")
+    await asyncio.sleep(1)
+    after, beside_now = ask(child, do="used"), others()
+    await asyncio.sleep(stay_seconds)
+    stayed, beside_later = ask(child, do="used"), others()
+    wrong = sum(client.errors for client in clients)
+    assert not wrong, f"{wrong} frames that an idle connection does not expect"
+    await disconnect(clients)
+    return {
+        "kb": (after["rss"] - before["rss"]) / IDLE / 1024,
+        "cpu_us": (came["cpu"] - before["cpu"]) / IDLE * 1e6,
+        "load_us": load / IDLE * 1e6,
+        "others": [(now - then) / IDLE for now, then in zip(beside_now, beside, strict=True)],
+        "stay": [
+            (now - then) / IDLE
+            for now, then in zip(
+                (stayed["cpu"], *beside_later), (after["cpu"], *beside_now), strict=True
+            )
+        ],
+    }
+
+
 def measure_idle(report: Report, options: Options) -> None:
-    size = 5000
-
-    async def load(child: Child, url: str) -> None:
-        tokens = ask(child, do="mint", count=size)["tokens"]
-        ask(child, do="create", first=0, count=90)
-        await disconnect(await crowd(url, tokens[:200]))
-        await asyncio.sleep(0.5)
-        before, load = ask(child, do="used"), time.process_time()
-        clients = await crowd(url, tokens)
-        load = time.process_time() - load
-        came = ask(child, do="used")
-        await asyncio.sleep(1)
-        after = ask(child, do="used")
-        wrong = sum(client.errors for client in clients)
-        assert not wrong, f"{wrong} frames that an idle connection does not expect"
-        await disconnect(clients)
-        report.figures["idle_connection_kb"] = (after["rss"] - before["rss"]) / size / 1024
-        report.figures["connect_cpu_us"] = (came["cpu"] - before["cpu"]) / size * 1e6
-        report.figures["connect_load_us"] = load / size * 1e6
-
     with process(CHILDREN, "node") as (child, hello):
-        uvloop.run(load(child, hello["url"]))
+        idle = uvloop.run(idle_load(child, hello["url"]))
+    report.figures["idle_connection_kb"] = idle["kb"]
+    report.figures["connect_cpu_us"] = idle["cpu_us"]
+    report.figures["connect_load_us"] = idle["load_us"]
 
 
 # --- latency

@@ -3,7 +3,7 @@ LiteLLM's proxy before the same model.
 
 - litellm: time to the first token at 1 and 10 replies at once, beyond what the model
   itself takes, and processor time per token with 50 replies of 20 tokens a second; in
-  turn with LiteLLM
+  turn with LiteLLM, and without --quick with vLLM's router if it is installed
 - lateness: 500 replies of 20 tokens a second: how long a token is under way while all
   of them run, p99; also 1,000
 - throughput: tokens a second from a model that does not pause
@@ -27,7 +27,7 @@ import resource
 import sys
 import time
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -120,6 +120,9 @@ def nodes(upstream: str, kinds: Iterable[str]) -> Iterator[dict[str, ReplyServer
 
 
 def cpu_seconds(server: ReplyServer) -> float:
+    """Of a process: its clock in nanoseconds on Linux, else in ticks of 10 ms."""
+    if sys.platform == "linux":
+        return time.clock_gettime(~server.pid << 3 | 2)  # as clock_getcpuclockid(3) does
     times = psutil.Process(server.pid).cpu_times()
     return times.user + times.system
 
@@ -141,30 +144,32 @@ async def cpu_us_per_token(server: ReplyServer, seconds: float) -> float:
 
 
 async def beside_litellm(
-    quick: bool, upstream: str, ours: ReplyServer, figures: Figures, ratios: Figures
+    quick: bool,
+    direct: ReplyServer,
+    measured: Servers,
+    figures: Figures,
+    ratios: Figures,
 ) -> None:
-    rounds, each, seconds = (2, 16, 1.5) if quick else (9, 40, 5.0)
-    direct = ReplyServer(upstream, "none")
-    with streaming_peers.litellm(upstream) as peer:
-        measured = {"holdfast": ours, "litellm": peer} if peer else {"holdfast": ours}
-        overheads: dict[str, list[float]] = {}
-        cpu: dict[str, list[float]] = {}
-        for server in measured.values():  # connections, caches
-            await first_token_ms(server, 10, 2)
-        for _ in range(rounds):
-            for at_once in (1, 10):
-                times = each if at_once == 1 else each // 4
-                base = await first_token_ms(direct, at_once, times)
-                for name, server in measured.items():
-                    spent = await first_token_ms(server, at_once, times)
-                    overheads.setdefault(f"{name}_c{at_once}", []).append(spent - base)
+    """``direct``: the model itself."""
+    rounds, each, seconds = (2, 8, 1.5) if quick else (9, 40, 5.0)
+    overheads: dict[str, list[float]] = {}
+    cpu: dict[str, list[float]] = {}
+    for server in measured.values():  # connections, caches
+        await first_token_ms(server, 10, 2)
+    for _ in range(rounds):
+        for at_once in (1, 10):
+            times = each if at_once == 1 else each // 4
+            base = await first_token_ms(direct, at_once, times)
             for name, server in measured.items():
-                cpu.setdefault(name, []).append(await cpu_us_per_token(server, seconds))
+                spent = await first_token_ms(server, at_once, times)
+                overheads.setdefault(f"{name}_c{at_once}", []).append(spent - base)
+        for name, server in measured.items():
+            cpu.setdefault(name, []).append(await cpu_us_per_token(server, seconds))
     for name, values in overheads.items():
         figures[f"ttft_overhead_{name}_ms"] = median(values)
     for name, values in cpu.items():
         figures[f"cpu_us_per_token_{name}"] = median(values)
-    if peer:
+    if "litellm" in measured:
         both = {
             at_once: median(overheads[f"holdfast_{at_once}"])
             / median(overheads[f"litellm_{at_once}"])
@@ -248,7 +253,7 @@ async def table(quick: bool, servers: Servers, figures: Figures) -> None:
     """Both loads, with failover and without, at once: nothing is short of processor
     time, and no user is in two of them.
     """
-    text, seconds = script(9, TURN_SECONDS / 9, TURN_SECONDS / 9), 4 if quick else 20
+    text, seconds = script(9, TURN_SECONDS / 9, TURN_SECONDS / 9), 3 if quick else 20
     both = {"on": servers["usual"], "off": servers["no failover"]}
     results: list[LoadResult] = await asyncio.gather(
         *(burst(server, text) for server in both.values()),
@@ -272,19 +277,37 @@ async def table(quick: bool, servers: Servers, figures: Figures) -> None:
 
 async def with_model(only: set[str], quick: bool, figures: Figures, ratios: Figures) -> None:
     kinds = {kind for part in only for kind in NEEDS.get(part, ())}
-    with process(UPSTREAM) as (model, ready), nodes(ready["url"], kinds) as servers:
+    with (
+        process(UPSTREAM) as (model, ready),
+        nodes(ready["url"], kinds) as servers,
+        ExitStack() as stack,
+    ):
         if "litellm" in only:
-            await beside_litellm(quick, ready["url"], servers["usual"], figures, ratios)
+            peers = {"litellm": stack.enter_context(streaming_peers.litellm(ready["url"]))}
+            if not quick:
+                router = streaming_peers.vllm_router(ready["url"])
+                peers["vllm_router"] = stack.enter_context(router)
+        # What is counted in seconds or in Redis's own time can run while it starts.
+        if "cancel" in only:
+            await cancels(quick, servers["short grace"], model, figures)
+        if "table" in only:
+            await table(quick, servers, figures)
+        if only & {"pool", "log"}:
+            await with_redis(only, quick, figures)
+        if "litellm" in only:
+            since = time.monotonic()
+            measured = {"holdfast": servers["usual"]}
+            measured |= {name: peer for name, is_ready in peers.items() if (peer := is_ready())}
+            say(f"  waited {time.monotonic() - since:.0f} s for the peers to start")
+            direct = ReplyServer(ready["url"], "none")
+            await beside_litellm(quick, direct, measured, figures, ratios)
+            stack.close()
         if "lateness" in only:
             await lateness(quick, servers["usual"], figures)
         if "throughput" in only:
             await throughput(quick, servers["usual"], figures)
         if "grant" in only:
             await grants(quick, servers["single"], figures)
-        if "cancel" in only:
-            await cancels(quick, servers["short grace"], model, figures)
-        if "table" in only:
-            await table(quick, servers, figures)
         if "waiting" in only:
             await waiting(servers["single"], figures)
 
@@ -313,7 +336,7 @@ async def run(only: set[str], quick: bool) -> tuple[Figures, Figures]:
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     if only - {"pool", "log"}:
         await with_model(only, quick, figures, ratios)
-    if only & {"pool", "log"}:
+    else:
         await with_redis(only, quick, figures)
     return figures, ratios
 

@@ -21,6 +21,7 @@ from children import obey, used
 
 SCRIPT = re.compile(rb"tokens=(\d+) gap=([\d.]+) first=([\d.]+) id=(\d+)")
 HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
+HEALTHY = b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n"
 OPEN = (
     b'data: {"id":"chatcmpl-1","object":"chat.completion.chunk","created":1700000000,'
     b'"model":"scripted","system_fingerprint":"fp_1","choices":[{"index":0,"delta":'
@@ -61,6 +62,10 @@ class ModelConnection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         self._data += data
         head, found, body = self._data.partition(b"\r\n\r\n")
+        if found and head.startswith(b"GET"):  # a router asks whether it is healthy
+            self._data = b""
+            self._transport.write(HEALTHY)
+            return
         length = re.search(rb"(?i)content-length: *(\d+)", head)
         if self._left or not found or length is None or len(body) < int(length[1]):
             return

@@ -1,15 +1,13 @@
-"""What the PostgreSQL store alone costs beside the embedded one, by group size.
-
-    python bench/store_postgres.py [--quick] [--json] [--only groups,hot]
+"""The PostgreSQL store alone beside the embedded one; parts of `engines.py`.
 
 - groups: processor time per send of the node (this process) and of the server (all of
-  its processes), and sends per second of eight lanes; the ratios are to the embedded
-  store with groups of the same size, whose processor time is all of it. Interleaved;
+  its processes), and sends per second of eight lanes, by group size; the ratios are to
+  the embedded store with groups of the same size, whose processor time is all of it;
 - hot: sends per second into one chat from three nodes, each with groups of 16, against
   one node.
 
 On a machine with few cores the node, the server and its disk share them: read the
-processor times, not the rates. docs/internals/speed.md says where the time goes.
+processor times, not the rates.
 """
 
 from __future__ import annotations
@@ -17,32 +15,31 @@ from __future__ import annotations
 import asyncio
 import os
 import random
-import sys
 import time
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
 
-import uvloop
 from msgspec.structs import replace
 
-sys.path[:0] = [str(Path(__file__).resolve().parent.parent / "tests")]
+import store as embedded
+from engines import Server
+from harness import median
+from holdfast.message import Acked, Draft, User
+from holdfast.store.commands import CommandContext, CreateChat
+from holdfast.store.postgres import PostgresStore, PostgresStoreSettings
 
-import store as embedded  # noqa: E402
-from engines import Missing, Server, postgres  # noqa: E402
-from harness import arguments, finish, median, say  # noqa: E402
-from holdfast.message import Acked, Draft, User  # noqa: E402
-from holdfast.store.commands import CommandContext, CreateChat  # noqa: E402
-from holdfast.store.postgres import PostgresStore, PostgresStoreSettings  # noqa: E402
-
-PARTS = ("groups", "hot")
 GROUPS = (1, 16, 128)
 LANES = 8
 ROUNDS = 3
 
 
+def _seconds(quick: bool) -> float:
+    return 0.3 if quick else 2.0
+
+
 def server_cpu_seconds(server: Server) -> float:
-    """What the processes of the server have used so far."""
+    """What the process of the server and its children have used so far."""
     ticks = 0
     for stat in Path("/proc").glob("[0-9]*/stat"):
         try:
@@ -108,8 +105,9 @@ def _moved(draft: Draft, sender: User, chat_id: str) -> Draft:
 
 
 async def by_group(
-    server: Server, figures: dict[str, float], ratios: dict[str, float], seconds: float
+    server: Server, quick: bool, figures: dict[str, float], ratios: dict[str, float]
 ) -> None:
+    seconds = _seconds(quick)
     async with PostgresStore(PostgresStoreSettings(server.url)) as store:
         await create_chats(store)
         for group in GROUPS:
@@ -127,7 +125,8 @@ async def by_group(
             ratios[f"group_{group}_node_cpu_vs_embedded"] = node / other_cpu
 
 
-async def hot_chat(server: Server, ratios: dict[str, float], seconds: float) -> None:
+async def hot_chat(server: Server, quick: bool, ratios: dict[str, float]) -> None:
+    seconds = _seconds(quick)
     async with AsyncExitStack() as stack:
         stores = [
             await stack.enter_async_context(PostgresStore(PostgresStoreSettings(server.url)))
@@ -143,7 +142,7 @@ async def hot_chat(server: Server, ratios: dict[str, float], seconds: float) -> 
                 writing = zip(stores[:nodes], groups, strict=True)
                 done = await asyncio.gather(*(send_all(s, g, began + seconds) for s, g in writing))
                 measured.append(sum(done) / (time.perf_counter() - began))
-        ratios["hot_chat_3_vs_1"] = median(rates[3]) / median(rates[1])
+        ratios["pg_hot_chat_3_vs_1"] = median(rates[3]) / median(rates[1])
 
 
 def _into_hot_chat(group: int, count: int) -> list[list[Draft]]:
@@ -152,28 +151,3 @@ def _into_hot_chat(group: int, count: int) -> list[list[Draft]]:
         [_moved(draft, ann, "chat_hot") for draft in embedded.drafts(rng, group)]
         for _ in range(count)
     ]
-
-
-def main() -> None:
-    args = arguments(__doc__ or "", PARTS)
-    chosen, seconds = args.only.split(","), 0.5 if args.quick else 2.0
-    figures: dict[str, float] = {}
-    ratios: dict[str, float] = {}
-    try:
-        server = postgres.start()
-    except Missing as error:
-        say(f"no PostgreSQL: {error}")
-        return
-    try:
-        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            if "groups" in chosen:
-                runner.run(by_group(server, figures, ratios, seconds))
-            if "hot" in chosen:
-                runner.run(hot_chat(server, ratios, seconds))
-    finally:
-        server.stop()
-    finish("store_postgres", figures, ratios, as_json=args.json)
-
-
-if __name__ == "__main__":
-    main()
