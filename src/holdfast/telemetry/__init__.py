@@ -5,22 +5,21 @@ A part calls one function per event: ``from holdfast import telemetry`` and
 docs/reference/metrics.md is generated from the metrics here; names in brackets in a
 HELP text are those of the design documents.
 
-- ``metrics``        the registry; process, disk, REST, access, limits, work
-- ``dependencies``   whether they answer, their breakers, how fast failures heal
-- ``ingest``         the message path: what becomes of sends and reads, and its steps
-- ``messaging``      the message path: gateway, store, fanout
-- ``loop_values``    a histogram for values that come with every token
-- ``replies``        AI replies: pool, queue, ends, providers, log
-- ``expressions``    expressions over metrics, as values, and how PromQL is printed
-- ``alert``          what an alert is
-- ``alerts``         the list of alerts
-- ``alerts_beside``  its part beside the message path
-- ``judge``          judges alerts over the metrics of this process
-- ``objectives``     the list of objectives, and how a node measures them
-- ``notices``        what is reported to sinks of alerts, and when
-- ``logs``           where log lines go, and what is removed from them
-- ``traces``         spans for OpenTelemetry, when configured
-- ``marks``          moments that tests collect or act on
+- ``metrics``       the registry; process, disk, REST, access, limits, work
+- ``dependencies``  whether they answer, their breakers, how fast failures heal
+- ``ingest``        the message path: what becomes of sends and reads, and its steps
+- ``messaging``     the message path: gateway, store, fanout
+- ``loop_values``   a histogram for values that come with every token
+- ``replies``       AI replies: pool, queue, ends, providers, log
+- ``expressions``   expressions over metrics, as values, and how PromQL is printed
+- ``alert``         what an alert is
+- ``alerts``        the list of alerts, by part
+- ``judge``         judges alerts over the metrics of this process
+- ``objectives``    the list of objectives, and how a node measures them
+- ``notices``       what is reported to sinks of alerts, and when
+- ``logs``          where log lines go, and what is removed from them
+- ``traces``        spans for OpenTelemetry, when configured
+- ``marks``         moments that tests collect or act on
 """
 
 from holdfast.telemetry.alerts import ALERTS

@@ -18,6 +18,8 @@ from holdfast.telemetry.expressions import (
     series_of,
 )
 
+MINUTE, FIVE_MINUTES, HOUR = 60, 300, 3600
+
 
 class Severity(StrEnum):
     SEV1 = "SEV-1"
