@@ -599,7 +599,7 @@ def test_a_full_disk_ends_a_backup_and_a_restore_and_leaves_everything_as_it_was
 async def test_one_backup_is_taken_at_a_time_and_shows_how_far_it_is(tmp_path: Path) -> None:
     state = await asyncio.to_thread(make_state, tmp_path / "state", 3)
     clock = SystemClock()
-    backups = Backups(state, CONTENTS.parts, clock, Ids(clock))
+    backups = Backups(state, clock, Ids(clock))
     seen: list[Any] = []
     with reaching(lambda point: seen.append(backups.step)):
         first = asyncio.create_task(backups.take())
@@ -621,7 +621,7 @@ def test_backup_goes_on_when_its_caller_disconnects(tmp_path: Path) -> None:
 
     async def scenario() -> None:
         clock = SystemClock()
-        backups = Backups(state, CONTENTS.parts, clock, Ids(clock))
+        backups = Backups(state, clock, Ids(clock))
         task = asyncio.create_task(backups.take())
         await asyncio.sleep(0)
         task.cancel()

@@ -293,3 +293,19 @@ async def test_operator_raises_all_epochs_after_a_restore_in_place(tmp_path: Pat
         assert found == [("epochs.raise", "restored"), ("store.raise_epochs", "restored")]
         chat = await asyncio.to_thread(rest.get, f"/admin/chats/{chat_id}")
         assert chat["chat"]["epoch"] > base
+
+
+async def test_backup_and_restore_of_a_node_of_a_cluster_are_refused(tmp_path: Path) -> None:
+    async with asyncio.timeout(100), cluster_rig(tmp_path, nodes=1, with_redis=False) as rig:
+        node, file = rig.nodes[0], tmp_path / "credential"
+        file.write_text(admin_key(rig))
+        taken = await asyncio.to_thread(
+            node.program.run, "backup", "--token-file", str(file), "--url", node.url
+        )
+        assert taken.returncode == 1 and "pg_dump" in taken.stderr
+        assert not (node.program.state_dir / "backups").exists()
+        await node.stop()
+        restored = await asyncio.to_thread(
+            node.program.run, "restore", str(tmp_path), "-c", str(config_of(node))
+        )
+        assert restored.returncode == 1 and "holdfast chat raise-epochs" in restored.stderr

@@ -407,6 +407,16 @@ async def test_running_backup_shows_its_step_and_a_second_is_refused() -> None:
         assert await actions(rest) == []
 
 
+async def test_backup_of_a_node_of_a_cluster_is_refused_and_says_what_to_do() -> None:
+    async with serving(backup=None) as rest:
+        key = rest.admin_key("backup")
+        refused = await rest.ask("POST", "/admin/backup", key, {"reason": "nightly"})
+        assert error_of(refused) == (400, "INVALID_MESSAGE")
+        assert "pg_dump" in refused.text and "holdfast chat raise-epochs" in refused.text
+        assert (await rest.ask("GET", "/admin/backup", key)).json() == {"step": None}
+        assert await actions(rest) == []
+
+
 async def test_keys_issued_at_the_same_time_are_all_kept(tmp_path: Path) -> None:
     open_secrets(tmp_path, "2026-01-01T00:00:00.000Z")
     store = FileCredentials(tmp_path)

@@ -30,6 +30,7 @@ from holdfast.api.schemas import (
     token_of,
 )
 from holdfast.clock import timestamp
+from holdfast.drivers.cluster import backups_are_those_of_postgres
 from holdfast.errors import Forbidden, InvalidMessage, OutcomeUnknown, ServerBusy, Unavailable
 from holdfast.message import User
 from holdfast.store.commands import (
@@ -203,6 +204,8 @@ async def take_backup(deps: ApiDeps, call: Call) -> Answer:
     """Recorded first, so that no copy of the data exists without a record of its
     maker."""
     body: Why = call.body
+    if deps.backup is None:
+        raise backups_are_those_of_postgres()
     if (step := deps.backup_step()) is not None:
         raise ServerBusy(
             f"a backup is being taken ({step.doing}); wait for it", retry_after_seconds=5.0

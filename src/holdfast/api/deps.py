@@ -245,7 +245,8 @@ class ApiDeps:
     status: Callable[[], Awaitable[Mapping[str, Any]]]
     cluster: Callable[[], Awaitable[ClusterStatus]]
     readiness: Callable[[], Coroutine[Any, Any, Readiness]]
-    backup: Callable[[], Awaitable[Backup]]
+    backup: Callable[[], Awaitable[Backup]] | None
+    """Of the state directory; None in a cluster, where it holds no chats."""
     backup_step: Callable[[], BackupStep | None]
     clock: Clock
     ids: Ids

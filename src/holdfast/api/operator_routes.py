@@ -133,7 +133,7 @@ ADMIN: Sequence[Endpoint] = (
         "POST", "/admin/backup", admin.take_backup, "Take a backup on the server", "operator",
         "backup", body=Why, answer=Backup, key="kept",
         note="Of all files but the secrets, while serving. The answer comes when it is complete "
-        "and checked.",
+        "and checked. 400 in a cluster: its backups are those of PostgreSQL.",
     ),
     Endpoint(
         "GET", "/admin/backup", admin.get_backup_run,

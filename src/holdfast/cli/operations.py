@@ -135,7 +135,8 @@ def backup(
     The server goes on serving. Copy the folder to another machine, and keep it secret:
     it holds every message, the secrets with which webhooks are signed and the hashes of
     the API keys. The secret that signs tokens and the first admin key are in
-    secrets.json, which is not in it: keep a copy of that file elsewhere.
+    secrets.json, which is not in it: keep a copy of that file elsewhere. A node of a
+    cluster refuses: back up its PostgreSQL instead.
 
     Example:
 
@@ -172,15 +173,18 @@ def restore(
     chats again, from the beginning.
 
     All of it or nothing, also when it is killed. What it replaces is moved aside, not
-    deleted. Secrets and keys that are there stay.
+    deleted. Secrets and keys that are there stay. Refused for a node of a cluster.
 
     Example:
 
     \b
       holdfast restore ~/.local/state/holdfast/backups/backup-01J9ZK… --overwrite
     """
+    from holdfast.drivers.cluster import backups_are_those_of_postgres
     from holdfast.node.backup import restore_backup
 
+    if context.cluster is not None:
+        raise backups_are_those_of_postgres()
     with output.progress(context, of_bytes=True) as moved:
         manifest = restore_backup(
             context.state_path, folder, overwrite=overwrite, reason=reason, progress=moved

@@ -9,7 +9,7 @@ from typing import Literal
 from urllib.parse import parse_qs, urlsplit
 
 from holdfast.drivers.redis_url import check_redis_url, is_this_machine
-from holdfast.errors import Unavailable
+from holdfast.errors import InvalidMessage, Unavailable
 
 ROLES = ("gateway", "ingest", "streaming", "work", "admin")
 """What a node can do, and what one that is alone does."""
@@ -96,6 +96,15 @@ class MissingRole(Unavailable):
 
 def missing_role(role: str) -> MissingRole:
     return MissingRole(f"this node does not have the role {role} (server.roles): ask another node")
+
+
+def backups_are_those_of_postgres() -> InvalidMessage:
+    """Why a node of a cluster takes no backup of its files, and puts none in place."""
+    return InvalidMessage(
+        "this is a node of a cluster, whose chats are in PostgreSQL: back it up with its own"
+        " tools (pg_dump, pg_basebackup), and copy access.tokens.secret_file; after a restore run"
+        " `holdfast chat raise-epochs`, so that clients read their chats again"
+    )
 
 
 def check_postgres_url(name: str, url: str) -> None:

@@ -16,17 +16,14 @@ from __future__ import annotations
 
 import asyncio
 import getpass
-from collections.abc import Sequence
 from pathlib import Path
-
-from msgspec.structs import replace
 
 from holdfast import __version__
 from holdfast.access.secrets import KEYS_FILE
 from holdfast.api.deps import Backup, BackupStep
 from holdfast.clock import Clock, Ids, SystemClock, timestamp
 from holdfast.drivers.sqlite.backup import Contents, Manifest, take
-from holdfast.drivers.sqlite.file_copy import CopyProgress, Restored, StateFile, quiet
+from holdfast.drivers.sqlite.file_copy import CopyProgress, Restored, quiet
 from holdfast.drivers.sqlite.restore import renew, restore
 from holdfast.errors import (
     NotFound,
@@ -91,9 +88,8 @@ def _size(path: Path) -> int | None:
 class Backups:
     """Takes backups of a running node's state directory, one at a time."""
 
-    def __init__(self, state: Path, files: Sequence[StateFile], clock: Clock, ids: Ids) -> None:
+    def __init__(self, state: Path, clock: Clock, ids: Ids) -> None:
         self._state = state
-        self._contents = replace(CONTENTS, parts=files)
         self._clock = clock
         self._ids = ids
         self._stopping = False
@@ -122,9 +118,7 @@ class Backups:
 
     def _take(self, target: Path) -> Manifest:
         at = timestamp(self._clock.now())
-        return take(
-            self._state, target, self._contents, at=at, program=__version__, progress=self._note
-        )
+        return take(self._state, target, CONTENTS, at=at, program=__version__, progress=self._note)
 
     def _note(self, doing: str, done: int, in_all: int) -> None:
         if self._stopping:

@@ -73,8 +73,6 @@ class Engines(NamedTuple):
     endpoints: WebhookEndpoints
     replies: ReplyLog
     usage: UsageStore
-    files: Sequence[StateFile]
-    """The databases in the state directory."""
 
 
 @asynccontextmanager
@@ -116,7 +114,6 @@ async def open_engines(settings: Settings, state: Path, clock: Clock) -> AsyncIt
             endpoints=shared.endpoints,
             replies=replies,
             usage=SqliteUsage(replies_file),
-            files=(REPLIES,) if settings.cluster.postgres else FILES,
         )
 
 

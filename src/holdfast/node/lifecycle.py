@@ -171,7 +171,7 @@ async def running(
             work.running(node.assistant_deps(), engines.leases, engines.shared_log)
         )
         await stack.enter_async_context(node.gateway)
-        backups = Backups(state, engines.files, clock, Ids(clock))
+        backups = Backups(state, clock, Ids(clock))
         address_limits = AddressLimits(settings.api, clock, settings.server.proxies)
         app = RestApp(node.api_deps(backups, alerts), address_limits)
         about_to_serve()

@@ -373,7 +373,7 @@ class Node:
             status=lambda: self._status(alerts),
             cluster=self._cluster,
             readiness=self._readiness,
-            backup=backups.take,
+            backup=None if self.settings.cluster.postgres else backups.take,
             backup_step=lambda: backups.step,
             clock=self._clock,
             ids=self._ids,
