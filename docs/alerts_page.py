@@ -24,6 +24,9 @@ beside it; scrape every 15 s or more often. Both judge a recorded series alike.
 pending. An expression whose metric is not there cannot fire: `HoldfastMetricAbsent`
 says so. An expression in a block runs in Prometheus as it is printed.
 
+Where one alert follows from another, the node shows the cause first and the other under
+it, however severe; in a notice it has the annotation `explained_by`.
+
 | alert | severity | what it means | runbook |
 |---|---|---|---|
 """
@@ -52,6 +55,12 @@ def _section(alert: Alert) -> Iterator[str]:
     for rule in rules([alert]):
         yield f"{rule.severity}{_held(rule.condition)}:\n"
         yield f"```promql\n{promql(rule.condition)}\n```\n"
+    if alert.explains:
+        yield (
+            "What follows from it while it fires: "
+            + ", ".join(f"[{name}](#{name.lower()})" for name in alert.explains)
+            + ".\n"
+        )
     if alert.rows:
         yield f"Asked for by document {'; '.join(alert.rows)}.\n"
 

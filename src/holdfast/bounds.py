@@ -7,6 +7,13 @@ MIB = 1024 * KIB
 GIB = 1024 * MIB
 
 
+def size_text(size: float) -> str:
+    """A size for people: 100 GB, 9.0 GB, 1.2 MB."""
+    unit, name = (1e9, "GB") if size >= 1e9 else (1e6, "MB")
+    value = size / unit
+    return f"{value:.0f} {name}" if value >= 10 or not value else f"{value:.1f} {name}"
+
+
 def positive(owner: object, *names: str) -> None:
     """ValueError if a setting is zero or less: such a bound would stop everything."""
     for name in names:

@@ -34,6 +34,7 @@ from holdfast.work.job import (
     Failure,
     FailureAction,
     FailureVerdict,
+    JobDraft,
     OnFailure,
     Policies,
     Reason,
@@ -667,6 +668,20 @@ async def test_stats_count_states_reasons_attempts_and_times(opened: Opener) -> 
         )
         assert stats.next_due_at is not None and stats.next_due_at == stats.last_due_at
         assert 3600 - 0.001 <= stats.oldest_age_seconds <= oldest + 0.001
+
+
+async def test_oldest_age_leaves_out_jobs_that_wait_on_purpose(opened: Opener) -> None:
+    """Those of a disabled destination, and those whose time has not come."""
+    async with opened() as o:
+        parked = JobDraft("T", b"{}", None, "ep_disabled")
+        delayed = JobDraft("T", b"{}", None, delay_seconds=7200)
+        await o.store.enqueue([parked, delayed])
+        await o.pass_time(3600)
+        assert (await o.store.stats()).oldest_age_seconds >= 3600 - 0.001
+        assert (await o.store.stats(["ep_disabled"])).oldest_age_seconds == 0
+        await o.pass_time(3610)
+        late = (await o.store.stats(["ep_disabled", "ep_other"])).oldest_age_seconds
+        assert 10 - 0.001 <= late < 600, "from the time when it was due"
 
 
 async def test_queries_of_operators_do_not_wait_for_a_writer_of_the_file(tmp_path: Path) -> None:

@@ -46,6 +46,16 @@ def test_firing_alert_comes_first_with_its_runbook() -> None:
     ]
 
 
+def test_alert_that_follows_from_another_is_shown_under_it() -> None:
+    effect = {**ALERT, "name": "HoldfastStoreDown", "labels": {}, "severity": "SEV-1"}
+    found = lines(alerts=[ALERT, {**effect, "explained_by": "HoldfastDiskFull"}])
+    assert found[0].startswith("SEV-2 HoldfastBreakerOpen")
+    assert found[1] == (
+        "  SEV-1 HoldfastStoreDown, which follows from HoldfastDiskFull: It is. Since"
+        " 2026-01-01T00:00:00.000Z. Open docs/guides/runbooks/breaker-open.md"
+    )
+
+
 def test_dead_letters_and_a_full_disk_have_their_lines() -> None:
     found = lines(
         dead_by_reason={"fanout": {"undecodable": 2, "event": 1}, "jobs": 4},
@@ -53,7 +63,11 @@ def test_dead_letters_and_a_full_disk_have_their_lines() -> None:
     )
     assert found[0].startswith("dead letters of fanout: 2 undecodable, 1 event")
     assert found[1].startswith("dead letters of jobs: 4")
-    assert found[2] == "disk: 9.0 GB of 100.0 GB are left"
+    assert found[2] == "disk: 9.0 GB of 100 GB are left"
+    (small,) = lines(disk={"bytes": 64_000_000, "free_bytes": 1_200_000})
+    assert small == "disk: 1.2 MB of 64 MB are left"
+    (none,) = lines(disk={"bytes": 64_000_000, "free_bytes": 0})
+    assert none == "disk: 0 MB of 64 MB are left"
 
 
 @pytest.mark.parametrize(

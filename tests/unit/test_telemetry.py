@@ -35,7 +35,7 @@ from holdfast.wire.close_codes import CloseReason
 from proof.virtual_loop import LoopClock
 
 SOURCE = Path(__file__).resolve().parents[2] / "src" / "holdfast"
-OTHERS = {"alert.py", "expressions.py", "judge.py", "notices.py"}
+OTHERS = {"alert.py", "causes.py", "expressions.py", "judge.py", "notices.py"}
 CATALOGUE = [
     path.read_text() for path in (SOURCE / "telemetry").glob("*.py") if path.name not in OTHERS
 ]

@@ -253,7 +253,7 @@ async def get_job(deps: ApiDeps, call: Call) -> Answer:
 
 
 async def get_job_stats(deps: ApiDeps, call: Call) -> Answer:
-    stats = await call.in_time(deps.work.jobs.stats())
+    stats = await call.in_time(deps.work.jobs.stats(deps.work.webhooks.parked().parked))
     return Answer(
         StatsView(
             {state.name.lower(): n for state, n in stats.by_state.items()},

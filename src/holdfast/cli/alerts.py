@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
+from holdfast.bounds import size_text
 from holdfast.cli import output
 from holdfast.cli.context import ASKED, CliContext, ReasonOption, group, remote_command
 from holdfast.errors import InvalidMessage
@@ -117,9 +118,11 @@ def problem_lines(status: Mapping[str, Any]) -> Iterator[str]:
     """What is wrong with a server, the worst first; nothing if all is well."""
     for alert in status.get("alerts", ()):
         silenced = f", silenced until {alert['silenced_until']}" if alert["silenced_until"] else ""
+        cause = alert.get("explained_by", "")
+        under, follows = ("  ", f", which follows from {cause}") if cause else ("", "")
         yield (
-            f"{alert['severity']} {_name(alert)}: {alert['means']} Since {alert['since']}"
-            f"{silenced}. Open {alert['runbook']}"
+            f"{under}{alert['severity']} {_name(alert)}{follows}: {alert['means']} Since"
+            f" {alert['since']}{silenced}. Open {alert['runbook']}"
         )
     for alert in status.get("pending", ()):
         yield f"pending {_name(alert)}: {alert['means']} Open {alert['runbook']}"
@@ -135,7 +138,8 @@ def problem_lines(status: Mapping[str, Any]) -> Iterator[str]:
         yield f"dead letters of jobs: {dead['jobs']}; `holdfast jobs dead` lists them"
     disk = status.get("disk") or {"bytes": 0, "free_bytes": 0}
     if disk["bytes"] and disk["free_bytes"] < DISK_LEFT_MIN * disk["bytes"]:
-        yield f"disk: {disk['free_bytes'] / 1e9:.1f} GB of {disk['bytes'] / 1e9:.1f} GB are left"
+        left, size = size_text(disk["free_bytes"]), size_text(disk["bytes"])
+        yield f"disk: {left} of {size} are left"
 
 
 def _name(alert: Mapping[str, Any]) -> str:
@@ -144,7 +148,9 @@ def _name(alert: Mapping[str, Any]) -> str:
 
 
 def _state(alert: Mapping[str, Any]) -> str:
-    return f"{alert['state']}, silenced" if alert["silenced_until"] else str(alert["state"])
+    silenced = ", silenced" if alert["silenced_until"] else ""
+    cause = alert.get("explained_by", "")
+    return f"{alert['state']}{silenced}" + (f", follows from {cause}" if cause else "")
 
 
 def show_objectives(context: CliContext) -> None:

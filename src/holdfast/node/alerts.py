@@ -23,6 +23,7 @@ from holdfast.drivers.files import replace_file
 from holdfast.errors import InvalidMessage
 from holdfast.telemetry import ALERTS
 from holdfast.telemetry.alert import Severity
+from holdfast.telemetry.causes import causes_first
 from holdfast.telemetry.judge import AlertInstance, Judge, Samples
 from holdfast.telemetry.notices import (
     AlertSettings,
@@ -107,11 +108,14 @@ class NodeAlerts:
 
     @property
     def alerts(self) -> list[AlertView]:
-        """Those that are pending or firing, the worst first."""
+        """Those that are pending or firing, the worst first, but causes before what
+        follows from them.
+        """
         until = {silence.alert: silence.until for silence in self.silences}
-        return worst_of_each(
+        found = [
             self._view(each, until.get(each.rule.alert.name, "")) for each in self._judge.alerts
-        )
+        ]
+        return causes_first(worst_of_each(found))
 
     def objectives(self) -> Sequence[MeasuredObjective]:
         """Over this node's own last hour."""

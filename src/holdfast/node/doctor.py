@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from holdfast.access.secrets import FIRST_KEY_LABEL, KEYS_FILE, SECRETS_FILE, read_keys
+from holdfast.bounds import size_text
 from holdfast.drivers.files import others_can_write
 from holdfast.drivers.sqlite.backup import MANIFEST
 from holdfast.errors import HoldfastError
@@ -144,7 +145,7 @@ def _disk(it: Deployment) -> Iterator[Finding]:
     used = 1 - free / size if size else 0.0
     grade = _above(used, 1 - DISK_LOOK, 1 - DISK_BAD)
     advice = "make room, or move the state directory" if grade else ""
-    yield Finding("disk", grade, f"{free / 1e9:.1f} GB of {size / 1e9:.1f} GB are free", advice)
+    yield Finding("disk", grade, f"{size_text(free)} of {size_text(size)} are free", advice)
 
 
 def _fsync(it: Deployment) -> Iterator[Finding]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Iterable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 
 from holdfast import telemetry
@@ -84,12 +84,12 @@ class NodeWork:
             ),
         )
         self._reader = reader = WebhookReader(log, endpoints, jobs, chats, clock)
-        self._gauges = gauges = _Gauges(jobs, clock)
         worker = self._worker
         self._failing = FailingEndpoints()
         self._parking = parking = Parking(
             endpoints, jobs, worker.pause, worker.group, clock, settings.webhooks, self._failing
         )
+        self._gauges = gauges = _Gauges(jobs, lambda: parking.status.parked, clock)
         webhooks = WebhookParts(
             endpoints,
             settings.webhooks.private_allowed,
@@ -200,10 +200,14 @@ def _finding(history: ChatHistory) -> Find:
 
 
 class _Gauges:
-    """Counts jobs for the gauges. ``up``: whether the job store answered last time."""
+    """Counts jobs for the gauges. ``parked``: the destinations whose jobs wait on
+    purpose; ``up``: whether the job store answered last time.
+    """
 
-    def __init__(self, store: WorkStore, clock: Clock) -> None:
-        self._store, self._clock = store, clock
+    def __init__(
+        self, store: WorkStore, parked: Callable[[], Collection[str]], clock: Clock
+    ) -> None:
+        self._store, self._parked, self._clock = store, parked, clock
         self.up = False
 
     async def run(self) -> None:
@@ -211,7 +215,7 @@ class _Gauges:
         while True:
             started = self._clock.monotonic()
             try:
-                stats = await self._store.stats()
+                stats = await self._store.stats(self._parked())
                 took = self._clock.monotonic() - started
                 breakers = await self._store.open_breakers()
             except HoldfastError:

@@ -16,6 +16,7 @@ HELP text are those of the design documents.
 - ``alerts``        the list of alerts, by part
 - ``judge``         judges alerts over the metrics of this process
 - ``objectives``    the list of objectives, and how a node measures them
+- ``causes``        which alert explains which
 - ``notices``       what is reported to sinks of alerts, and when
 - ``logs``          where log lines go, and what is removed from them
 - ``traces``        spans for OpenTelemetry, when configured

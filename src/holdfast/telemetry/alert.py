@@ -32,7 +32,8 @@ class Severity(StrEnum):
 class Alert:
     """``means``: one sentence for whoever is called. ``runbook``: a page under
     docs/guides. ``where``: the series are there only in such a deployment; empty: in
-    every one, and that one is missing is itself an alert.
+    every one, and that one is missing is itself an alert. ``explains``: the alerts that
+    follow from this one (``telemetry.causes``).
     """
 
     name: str
@@ -43,6 +44,7 @@ class Alert:
     rows: tuple[str, ...] = ()
     warning: Condition | None = None
     where: str = ""
+    explains: tuple[str, ...] = ()
 
 
 class AlertRule(NamedTuple):

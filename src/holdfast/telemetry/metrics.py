@@ -334,7 +334,9 @@ _poison = gauge(
 )
 _scheduled = gauge("work_scheduled_jobs", "Jobs that wait for their time [scheduled_count]")
 _oldest_job = gauge(
-    "work_oldest_job_age_seconds", "Age of the oldest job that is not done [outbox oldest age]"
+    "work_oldest_job_age_seconds",
+    "How long the oldest job waits that should run, those of disabled endpoints left out"
+    " [outbox oldest age]",
 )
 _blocked_streams = gauge("work_blocked_streams", "Streams that wait behind a failed head")
 _work_breakers = gauge("work_breakers_open", "Job types whose breaker is open")

@@ -99,7 +99,9 @@ class AlertSettings:
 
 
 class AlertView(Struct, frozen=True):
-    """An alert as operators see it. ``value``: of its expression, as last judged."""
+    """An alert as operators see it. ``value``: of its expression, as last judged.
+    ``explained_by``: the firing alert that it follows from.
+    """
 
     name: str
     severity: str
@@ -110,6 +112,7 @@ class AlertView(Struct, frozen=True):
     means: str
     runbook: str
     silenced_until: str = ""
+    explained_by: str = ""
 
     @property
     def key(self) -> tuple[str, LabelSet]:
@@ -131,8 +134,8 @@ def by_severity(alert: AlertView) -> int:
 
 
 def worst_of_each(alerts: Iterable[AlertView]) -> list[AlertView]:
-    """Firing before pending, the worst first, and of these the oldest: what others
-    follow from. No warning of what fires already.
+    """Firing before pending, the worst first, and of these the oldest. No warning of
+    what fires already.
     """
     found: dict[tuple[str, LabelSet], AlertView] = {}
     for alert in sorted(alerts, key=lambda a: (a.state != "firing", by_severity(a), a.since)):
@@ -244,11 +247,14 @@ def _listed(alert: AlertView, node_id: str, at: str) -> dict[str, Any]:
     }
     labels = {**identity, "severity": alert.severity}
     # Not of the severity: a warning that becomes a SEV is one incident, with one end.
+    notes = {"summary": alert.means, "runbook": alert.runbook}
+    if alert.explained_by:
+        notes["explained_by"] = alert.explained_by
     fingerprint = hashlib.blake2b(repr(sorted(identity.items())).encode(), digest_size=8)
     return {
         "status": "resolved" if alert.state == "resolved" else "firing",
         "labels": labels,
-        "annotations": {"summary": alert.means, "runbook": alert.runbook},
+        "annotations": notes,
         "startsAt": alert.since,
         "endsAt": at if alert.state == "resolved" else FIRES_STILL,
         "generatorURL": "",

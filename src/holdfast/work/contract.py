@@ -15,7 +15,7 @@ idempotent: call ``rewind``, then ``process`` with the same report.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -373,7 +373,11 @@ class WorkStore(Protocol):
         """Blocked streams, longest waiting first."""
         ...
 
-    async def stats(self) -> Stats: ...
+    async def stats(self, parked: Collection[str] = ()) -> Stats:
+        """Reads every job. ``parked``: destinations whose jobs wait on purpose, and do
+        not count in ``oldest_age_seconds``.
+        """
+        ...
 
     async def open_breakers(self) -> Sequence[OpenBreaker]: ...
 

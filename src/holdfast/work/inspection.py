@@ -105,13 +105,15 @@ class OpenBreaker:
 
 
 class Group(NamedTuple):
-    """A count of similar jobs: the oldest's creation, the first and last due times."""
+    """A count of similar jobs: since when the oldest waits (None: all on purpose), the
+    first and last due times.
+    """
 
     state: int
     reason: int | None
     attempt: int
     jobs: int
-    oldest: float
+    oldest: float | None
     next_due: float | None
     last_due: float | None
 
@@ -122,7 +124,10 @@ class Group(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Stats:
-    """The numbers that operators look at first."""
+    """The numbers that operators look at first. ``oldest_age_seconds``: of the jobs
+    that should run; not of those whose time has not come or whose destination is
+    parked.
+    """
 
     by_state: Mapping[State, int]
     by_reason: Mapping[Reason, int]
@@ -141,7 +146,7 @@ class Stats:
         by_state, by_reason, by_attempt = Counter[State](), Counter[Reason](), Counter[int]()
         oldest, due = now, list[float]()
         for group in groups:
-            oldest = min(oldest, group.oldest)
+            oldest = min(oldest, oldest if group.oldest is None else group.oldest)
             by_state[State(group.state)] += group.jobs
             if group.reason is not None and group.failed:
                 by_reason[Reason(group.reason)] += group.jobs

@@ -22,6 +22,7 @@ CORRECTNESS = (
         "A chat was found without its counter; it takes no messages until it is recovered.",
         "runbooks/counter-corruption.md",
         ("000 tier 1: durability.counter.corruption", "001 §12: counter_missing_errors"),
+        explains=("HoldfastChatsHalted", "HoldfastAllocationErrors"),
     ),
     Alert(
         "HoldfastDuplicateSequence",
@@ -30,6 +31,7 @@ CORRECTNESS = (
         "A chat's counter is behind its messages; it takes none until it is recovered.",
         "runbooks/counter-corruption.md",
         ("000 tier 1: durability.duplicate.sequence",),
+        explains=("HoldfastChatsHalted", "HoldfastAllocationErrors"),
     ),
     Alert(
         "HoldfastMessagesLost",
@@ -44,6 +46,7 @@ CORRECTNESS = (
         above(rise("epochs_raised", FIVE_MINUTES), 0),
         "PostgreSQL failed over or was restored, and commits may be lost: all epochs were raised.",
         "runbooks/postgres-failover.md",
+        explains=("HoldfastLogLost",),
     ),
     Alert(
         "HoldfastChatsHalted",
@@ -52,6 +55,7 @@ CORRECTNESS = (
         "Chats take no messages until an operator recovers them.",
         "runbooks/counter-corruption.md",
         ("000 B.4",),
+        explains=("HoldfastAllocationErrors",),
     ),
     Alert(
         "HoldfastSequenceGaps",

@@ -31,6 +31,7 @@ DELIVERY = (
         "The event log cannot be read: nothing is delivered live.",
         "runbooks/fanout-lag.md",
         ("000 tier 1: durability.kafka.available",),
+        explains=("HoldfastFanoutLag", "HoldfastDeliverySlow", "HoldfastDeliveriesSkipped"),
     ),
     Alert(
         "HoldfastLogLost",
@@ -47,6 +48,7 @@ DELIVERY = (
         "runbooks/fanout-lag.md",
         ("000 tier 2: fanout.kafka.consumer_lag", "000 B.3"),
         warning=above(Series("fanout_lag"), 1000, FIVE_MINUTES),
+        explains=("HoldfastDeliverySlow",),
     ),
     Alert(
         "HoldfastDeliverySlow",

@@ -29,6 +29,7 @@ LIMITS = (
         "Rules cannot be changed; those in force stay.",
         "runbooks/rules-primary-down.md",
         ("004: PostgreSQL primary unreachable",),
+        explains=("HoldfastRulesStale", "HoldfastAdminDatabaseErrors"),
     ),
     Alert(
         "HoldfastAdminDatabaseErrors",

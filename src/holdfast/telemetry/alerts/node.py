@@ -22,6 +22,15 @@ NODE = (
         "The disk of the state directory is almost full: soon nothing can be stored.",
         "runbooks/disk-full.md",
         warning=below(_DISK_LEFT, 0.1),
+        explains=(
+            "HoldfastStoreDown",
+            "HoldfastBreakerOpen",
+            "HoldfastStoreReopened",
+            "HoldfastWritesOverdue",
+            "HoldfastAllocationErrors",
+            "HoldfastJobStoreDown",
+            "HoldfastRepliesDown",
+        ),
     ),
     Alert(
         "HoldfastAlertsUndelivered",
@@ -41,5 +50,6 @@ NODE = (
         above(risen("defects", FIVE_MINUTES, ("part",)), 0),
         "An error of Holdfast itself was contained; the log has its cause, please report it.",
         "runbooks/defect.md",
+        explains=("HoldfastFanoutRestarted",),
     ),
 )

@@ -38,6 +38,7 @@ REPLIES = (
         "runbooks/replies-queue-full.md",
         ("streaming §12: depth",),
         warning=at_least(_DEPTH, 0.5, MINUTE),
+        explains=("HoldfastReplyQueueTimeouts",),
     ),
     Alert(
         "HoldfastReplyQueueTimeouts",
@@ -65,6 +66,7 @@ REPLIES = (
         "runbooks/replies-queue-full.md",
         ("streaming §12: pool exhausted",),
         warning=equals(series("reply_pool_state", state="critical"), 1, FIVE_MINUTES),
+        explains=("HoldfastReplyQueueFull", "HoldfastReplyQueueTimeouts"),
     ),
     Alert(
         "HoldfastProviderBreakerOpen",
@@ -74,6 +76,7 @@ REPLIES = (
         "runbooks/reply-provider-down.md",
         ("streaming §12: provider breaker",),
         where="with a provider of AI replies",
+        explains=("HoldfastRepliesFailing",),
     ),
     Alert(
         "HoldfastRepliesDown",
@@ -82,6 +85,7 @@ REPLIES = (
         "The pool or the log of AI replies does not answer; replies cannot be resumed.",
         "runbooks/replies-redis-down.md",
         ("streaming §12: replies down",),
+        explains=("HoldfastRepliesNotResumable",),
     ),
     Alert(
         "HoldfastRepliesNotResumable",

@@ -39,6 +39,13 @@ SENDS = (
         "The store of chats does not answer: sends are refused, clients keep them.",
         "runbooks/breaker-open.md",
         ("000 tier 1: durability.dynamodb.available",),
+        explains=(
+            "HoldfastBreakerOpen",
+            "HoldfastStoreReopened",
+            "HoldfastWritesOverdue",
+            "HoldfastAllocationErrors",
+            "HoldfastSendsTurnedAway",
+        ),
     ),
     Alert(
         "HoldfastBreakerOpen",
@@ -57,6 +64,7 @@ SENDS = (
         "runbooks/persist-slow.md",
         ("000 tier 2: durability.persist.latency_p99",),
         warning=above(_PERSIST_P99, 0.2, FIVE_MINUTES),
+        explains=("HoldfastSendsTurnedAway",),
     ),
     Alert(
         "HoldfastAllocationSlow",
@@ -65,6 +73,7 @@ SENDS = (
         "1 % of the commits take longer than 50 ms: the disk or the database is slow.",
         "runbooks/persist-slow.md",
         ("001 §12: sequence_allocation_latency_p99",),
+        explains=("HoldfastPersistSlow", "HoldfastSendsTurnedAway"),
     ),
     Alert(
         "HoldfastAllocationErrors",

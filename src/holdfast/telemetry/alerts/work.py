@@ -22,6 +22,7 @@ WORK = (
         equals(series("dependency_up", dependency="jobs"), 0, 30),
         "The job store does not answer: no webhook is sent, no assistant replies.",
         "runbooks/job-store-down.md",
+        explains=("HoldfastJobsOld", "HoldfastStreamsBlocked"),
     ),
     Alert(
         "HoldfastWebhookFailing",
@@ -30,6 +31,12 @@ WORK = (
         "The last delivery to a webhook endpoint failed; its jobs wait and are tried again.",
         "runbooks/webhook-failing.md",
         warning=above(Series("webhooks_endpoints_disabled"), 0),
+        explains=(
+            "HoldfastJobsOld",
+            "HoldfastStreamsBlocked",
+            "HoldfastPoisonJobs",
+            "HoldfastJobDeadLetters",
+        ),
     ),
     Alert(
         "HoldfastJobsOld",
@@ -45,6 +52,7 @@ WORK = (
         above(Series("work_blocked_streams"), 0, FIVE_MINUTES),
         "Streams of jobs wait behind a failed head.",
         "runbooks/blocked-stream.md",
+        explains=("HoldfastJobsOld",),
     ),
     Alert(
         "HoldfastJobDeadLetters",
@@ -62,6 +70,7 @@ WORK = (
         "Jobs have failed ten times or more.",
         "runbooks/retry-loop.md",
         ("003 metric 4: poison_candidates", "003: poison messages, 2"),
+        explains=("HoldfastStreamsBlocked", "HoldfastJobsOld"),
     ),
     Alert(
         "HoldfastJobBreakerOpen",
@@ -70,6 +79,7 @@ WORK = (
         "A type of jobs fails so often that none of it is started.",
         "runbooks/retry-loop.md",
         ("003: poison messages, 3",),
+        explains=("HoldfastJobsOld", "HoldfastStreamsBlocked"),
     ),
     Alert(
         "HoldfastHandlersStuck",

@@ -237,8 +237,11 @@ SELECT stream, type, destination FROM held
           AND b.released_through = 0 AND b.released_ids = '{}' AND b.released_types = '{}')
 
 -- name: groups
--- All jobs, in one pass, by what people ask about.
-SELECT state, reason, attempt, count(*) AS jobs, extract(epoch FROM min(created_at))::float8 AS oldest,
+-- All jobs, in one pass, by what people ask about. A job that never failed waits since it is due, and one of a parked
+-- destination ($1) not at all.
+SELECT state, reason, attempt, count(*) AS jobs,
+       extract(epoch FROM min(CASE WHEN reason IS NULL THEN greatest(created_at, due_at) ELSE created_at END)
+               FILTER (WHERE destination <> ALL ($1::text[])))::float8 AS oldest,
        extract(epoch FROM min(due_at))::float8 AS next_due, extract(epoch FROM max(due_at))::float8 AS last_due
   FROM holdfast_work.job GROUP BY state, reason, attempt
 

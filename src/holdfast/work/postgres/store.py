@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, cast
 
@@ -244,8 +244,8 @@ class PostgresWork:
             for row in await self._fetch("streams", limit)
         ]
 
-    async def stats(self) -> Stats:
-        groups = [Group._make(row) for row in await self._fetch("groups")]
+    async def stats(self, parked: Collection[str] = ()) -> Stats:
+        groups = [Group._make(row) for row in await self._fetch("groups", list(parked))]
         (total,) = await self._fetch("totals")
         return Stats.counted(groups, total["dead"], total["blocked"], total["now"])
 

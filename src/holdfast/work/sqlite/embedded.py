@@ -6,7 +6,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from typing import Any, TypeVar, cast
 
@@ -248,8 +249,8 @@ class EmbeddedWork:
             lambda db: [_blocked(row) for row in db.execute(SQL["streams"], (limit,))]
         )
 
-    async def stats(self) -> Stats:
-        return await self._read(lambda db: _stats(db, self._clock.now()))
+    async def stats(self, parked: Collection[str] = ()) -> Stats:
+        return await self._read(lambda db: _stats(db, self._clock.now(), parked))
 
     async def open_breakers(self) -> Sequence[OpenBreaker]:
         now = self._clock.now()
@@ -415,6 +416,7 @@ def _blocked(row: Any) -> BlockedStream:
     )
 
 
-def _stats(db: apsw.Connection, now: float) -> Stats:
+def _stats(db: apsw.Connection, now: float, parked: Collection[str]) -> Stats:
     dead, blocked = db.execute(SQL["totals"]).fetchone() or (0, 0)
-    return Stats.counted(map(Group._make, db.execute(SQL["groups"])), dead, blocked, now)
+    groups = db.execute(SQL["groups"], (json.dumps(list(parked)),))
+    return Stats.counted(map(Group._make, groups), dead, blocked, now)

@@ -251,8 +251,12 @@ SELECT b.stream, b.head, b.policy, b.released_through, b.released_ids, b.release
  ORDER BY b.since, b.head
 
 -- name: groups
--- All jobs, in one pass, by what people ask about.
-SELECT state, reason, attempt, count(*), min(created_at), min(due_at), max(due_at) FROM job GROUP BY state, reason, attempt
+-- All jobs, in one pass, by what people ask about. A job that never failed waits since it is due, and one of a parked
+-- destination (?1, JSON) not at all.
+SELECT state, reason, attempt, count(*),
+       min(CASE WHEN destination IN (SELECT value FROM json_each(?1)) THEN NULL
+                WHEN reason IS NULL THEN max(created_at, coalesce(due_at, created_at)) ELSE created_at END),
+       min(due_at), max(due_at) FROM job GROUP BY state, reason, attempt
 
 -- name: totals
 SELECT (SELECT count(*) FROM dead), (SELECT count(*) FROM block)
