@@ -60,6 +60,7 @@ from holdfast.store.commands import (
     Retain,
 )
 from holdfast.store.contract import UNREAD_LOOKED_AT, HaltedChat, HaltedChats
+from holdfast.store.numbering import NO_COUNTER, TAKEN
 from holdfast.store.pages import ENVELOPE_BYTES
 from holdfast.store.plan import ChatSettings
 from holdfast.wire.codec import encode_frame
@@ -260,6 +261,37 @@ async def test_a_halted_chat_answers_known_keys_and_takes_nothing_new(store: Any
         "an operator's words are for operators"
     )
     assert acked(elsewhere).sequence == 1
+
+
+@on_every_store
+async def test_damaged_counters_are_found_without_a_send_and_halt_their_chats(
+    store: Any, rig: Rig
+) -> None:
+    for chat_id in ("chat_a", "chat_b", "chat_c"):
+        await create(store, chat_id=chat_id)
+        await fill(store, 3, chat_id)
+    await create(store, chat_id="chat_empty")
+    page = await store.damaged()
+    assert list(page.chats) == [] and (await store.damaged(page.next)).next is None
+    rig.lose_counter("chat_a")
+    rig.set_counter("chat_b", 1)
+    lost, taken = metric("durability_counter_corruption"), metric("durability_duplicate_sequence")
+    assert sorted((await store.damaged()).chats) == ["chat_a", "chat_b"]
+    assert (await store.halted(9)).count == 0, "it only looks"
+    await store.halt_damaged(["chat_a", "chat_b", "chat_c", "chat_unknown"])
+    assert metric("durability_counter_corruption") == lost + 1
+    assert metric("durability_duplicate_sequence") == taken + 1
+    assert [(chat.chat_id, chat.why) for chat in (await store.halted(9)).chats] == [
+        ("chat_a", NO_COUNTER),
+        ("chat_b", TAKEN),
+    ]
+    assert list((await store.damaged()).chats) == [], "what is halted is known"
+    await store.halt_damaged(["chat_a"])
+    assert metric("durability_counter_corruption") == lost + 1
+    assert isinstance(await send(store, "1", chat_id="chat_b"), ChatHalted)
+    await store.change(RecoverChat(operator(), "chat_a"))
+    assert list((await store.damaged()).chats) == []
+    assert acked(await send(store, "2")).sequence == 4
 
 
 @pytest.mark.covers("001 step 4: message put without a condition")

@@ -44,6 +44,7 @@ from holdfast.gateway.transport.port import Port
 from holdfast.gateway.transport.upgrade import WebSocketUpgrade
 from holdfast.history.history import ChatHistory
 from holdfast.ingest.admission import AdmissionControl
+from holdfast.ingest.counter_check import CounterCheck
 from holdfast.ingest.durability import EpochRaiser, StoreDurability
 from holdfast.ingest.erasure import Eraser
 from holdfast.ingest.expiry import KeyExpiry
@@ -117,6 +118,7 @@ class Node:
         )
         self._sends = AdmissionControl(self._intake, limits.entry_points, clock)
         self._key_expiry = KeyExpiry(chats, engines.records, clock, durability.keys)
+        self._counter_check = CounterCheck(chats, engines.leases, clock, gauges_seconds)
         raiser = EpochRaiser(self._durability, clock, ids, self.node_id)
         page_bytes = settings.gateway.pages.max_bytes
         self.history = ChatHistory(chats, raiser, proofs, clock, durability.history, page_bytes)
@@ -176,7 +178,6 @@ class Node:
         return background_task(name, run) if self._has(role) else nullcontext()
 
     # --- what the parts need of each other
-    # --------------------------------------------------------------
 
     def _gateway_deps(self, proofs: CursorProofs) -> GatewayDeps:
         return GatewayDeps(
@@ -270,6 +271,7 @@ class Node:
                 background_task("probe", self._probe),
                 background_task("recovery", self._check_recovery),
                 self._if_role("ingest", "housekeeping", self._key_expiry.run),
+                self._if_role("ingest", "counter_check", self._counter_check.run),
                 background_task("record", self._record_renewal.run),
                 background_task("revocations", self.revocations.follow),
                 background_task("keys", self.keys.follow) if self.keys.is_shared else nullcontext(),
@@ -339,7 +341,6 @@ class Node:
         )
 
     # --- what the API shows
-    # -----------------------------------------------------------------------------
 
     def api_deps(self, backups: Backups, alerts: NodeAlerts) -> ApiDeps:
         return ApiDeps(
@@ -434,8 +435,7 @@ class Node:
             dependencies["store"] = "down"
         if self.gateway.draining:
             dependencies["gateway"] = "draining"
-        for others in (self.limits.dependencies(), self._work.dependencies()):
-            dependencies.update(others)
+        dependencies |= {**self.limits.dependencies(), **self._work.dependencies()}
         if self._has("streaming"):
             dependencies.update(self.streaming.dependencies())
         if self._has("gateway"):

@@ -45,6 +45,8 @@ MEMBERSHIPS_MAX = 20_000
 """Chats in one answer of ``memberships``: four users with the most chats allowed."""
 LOOKED_AT_ONCE = 5_000
 """Log entries that one call of ``texts_of`` examines."""
+COUNTERS_LOOKED_AT = 1_000
+"""Chats that one call of ``damaged`` examines."""
 UNREAD_LOOKED_AT = 100
 """Newest messages examined to count unread ones; most of the cost of a list."""
 
@@ -167,6 +169,15 @@ class ActivePage(Struct, frozen=True):
     """
 
     chats: Sequence[tuple[str, str]]
+    next: PageToken | None
+
+
+class DamagedPage(Struct, frozen=True):
+    """Chats whose counter is damaged, by id, found in a section of all chats. ``next``
+    is None if the section is behind the last chat.
+    """
+
+    chats: Sequence[str]
     next: PageToken | None
 
 
@@ -318,6 +329,21 @@ class ChatStore(Protocol):
     async def halted(self, limit: int) -> HaltedChats:
         """The halted chats of all tenants, at most ``limit`` by name. The cost depends
         on how many are halted, not on how many chats there are.
+        """
+        ...
+
+    async def damaged(self, after: PageToken | None = None) -> DamagedPage:
+        """The chats, not halted, whose counter is missing or behind their messages,
+        among the next ``COUNTERS_LOOKED_AT`` chats. InvalidMessage if ``after`` is of
+        no such page.
+
+        A send would find it, too; nobody may send for long.
+        """
+        ...
+
+    async def halt_damaged(self, chat_ids: Sequence[str]) -> None:
+        """Halt those of these chats that are damaged at this moment, as a send does
+        that finds it: SEV-1 for each.
         """
         ...
 

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from holdfast.message import Ban, Chat, Draft, Member, Message, Mute, Page, User, Watermark
 from holdfast.store.contract import UNREAD_LOOKED_AT, ChatSummary
-from holdfast.store.numbering import ChatState, GroupState, StoredSend
+from holdfast.store.numbering import NO_COUNTER, TAKEN, ChatState, GroupState, StoredSend
 from holdfast.store.pages import ENVELOPE_BYTES, page_after, page_before, within
 from holdfast.store.plan import ChangePlan
 
@@ -37,6 +37,15 @@ class MemoryChat(Struct):
     @property
     def highest(self) -> int:
         return max(self.messages, default=0)
+
+    @property
+    def damage(self) -> str | None:
+        """Why a chat that is not halted should be."""
+        if self.chat.halted is not None:
+            return None
+        if self.counter is None:
+            return NO_COUNTER
+        return TAKEN if self.highest > self.counter else None
 
     @property
     def head(self) -> int:

@@ -27,11 +27,13 @@ from holdfast.message import (
 from holdfast.store.command_rules import decide
 from holdfast.store.commands import Command, CommandContext, CommandResult, CreateChat, Redact
 from holdfast.store.contract import (
+    COUNTERS_LOOKED_AT,
     LOOKED_AT_ONCE,
     MEMBERSHIPS_MAX,
     ONE_LANE,
     ActivePage,
     ChatPage,
+    DamagedPage,
     HaltedChat,
     HaltedChats,
     Inspection,
@@ -318,6 +320,23 @@ class MemoryStore(MemoryRecords):
         ]
         end = first + len(looked)
         return ActivePage(chats, number_token("active", end) if looked else None)
+
+    async def damaged(self, after: PageToken | None = None) -> DamagedPage:
+        first = number_of("damaged", after)
+        looked = list(self._chats.values())[first : first + COUNTERS_LOOKED_AT]
+        if not looked:
+            check_end(after, len(self._chats))
+        chats = [held.chat.chat_id for held in looked if held.damage is not None]
+        end = first + len(looked)
+        return DamagedPage(chats, number_token("damaged", end) if looked else None)
+
+    async def halt_damaged(self, chat_ids: Sequence[str]) -> None:
+        for chat_id in chat_ids:
+            held = self._chats.get(chat_id)
+            if held is not None and (why := held.damage) is not None:
+                lost = why == NO_COUNTER
+                (telemetry.counter_corruption if lost else telemetry.duplicate_sequence)(chat_id)
+                self._halt(chat_id, why)
 
     async def forget_devices(self, user: User) -> None:
         for held in self._chats_with(user):

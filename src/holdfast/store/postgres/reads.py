@@ -21,6 +21,7 @@ from holdfast.message import (
     Watermark,
 )
 from holdfast.store.contract import (
+    COUNTERS_LOOKED_AT,
     LOOKED_AT_ONCE,
     UNREAD_LOOKED_AT,
     ActivePage,
@@ -28,6 +29,7 @@ from holdfast.store.contract import (
     AuditRecord,
     ChatPage,
     ChatSummary,
+    DamagedPage,
     HaltedChat,
     HaltedChats,
     Inspection,
@@ -57,6 +59,7 @@ _mutes = Decoder(list[Mute])
 _pairs = Decoder(list[tuple[int, int]])
 _texts = Decoder(list[tuple[str, int]])
 _active = Decoder(list[tuple[str, str]])
+_chat_ids = Decoder(list[str])
 _halted = Decoder(list[HaltedChat])
 
 
@@ -243,6 +246,15 @@ async def active_since(
         check_end(after, (await connection.fetchrow("chats_end"))[0])
         return ActivePage([], None)
     return ActivePage(_listed(_active, row["chats"]), number_token("active", row["through"]))
+
+
+async def damaged(connection: ServerConnection, after: PageToken | None) -> DamagedPage:
+    number = number_of("damaged", after)
+    row = await connection.fetchrow("damaged", number, COUNTERS_LOOKED_AT)
+    if row["through"] is None:
+        check_end(after, (await connection.fetchrow("chats_end"))[0])
+        return DamagedPage([], None)
+    return DamagedPage(_listed(_chat_ids, row["chats"]), number_token("damaged", row["through"]))
 
 
 async def texts_of(

@@ -261,6 +261,28 @@ SELECT (SELECT json_agg(json_build_array(l.tenant, l.chat_id) ORDER BY l.chat)::
                  ORDER BY m.sequence DESC LIMIT 1) >= $1::text::timestamptz) AS chats,
        (SELECT max(chat) FROM looked) AS through
 
+-- name: damaged
+-- Of the $2 chats after number $1: those whose counter is missing or behind, and the last one that was looked at.
+WITH looked AS MATERIALIZED (
+    SELECT c.chat, c.chat_id, c.halted, c.counter FROM holdfast_chats.chat AS c WHERE c.chat > $1 ORDER BY c.chat LIMIT $2)
+SELECT (SELECT json_agg(l.chat_id ORDER BY l.chat)::text FROM looked AS l
+         WHERE l.halted IS NULL AND (l.counter IS NULL OR EXISTS (
+               SELECT FROM holdfast_chats.message AS m WHERE m.chat = l.chat AND m.sequence > l.counter))) AS chats,
+       (SELECT max(chat) FROM looked) AS through
+
+-- name: halt_damaged
+-- Halt those of the chats $1 whose counter is missing or behind. If it waits for a send of the chat, it sees the counter
+-- after that send and the messages before it, so that it never takes a sound chat for a damaged one.
+WITH halted AS (
+    UPDATE holdfast_chats.chat AS c
+       SET version = c.version + 1, halted = CASE WHEN c.counter IS NULL THEN 'its counter is missing'
+                                                  ELSE 'its counter is behind its messages' END
+     WHERE c.chat_id = ANY ($1::text[]) AND c.halted IS NULL AND (c.counter IS NULL OR EXISTS (
+           SELECT FROM holdfast_chats.message AS m WHERE m.chat = c.chat AND m.sequence > c.counter))
+    RETURNING c.chat_id, c.counter)
+SELECT coalesce(array_agg(h.chat_id) FILTER (WHERE h.counter IS NULL), '{}') AS lost,
+       coalesce(array_agg(h.chat_id) FILTER (WHERE h.counter IS NOT NULL), '{}') AS taken FROM halted AS h
+
 -- name: halted
 -- How many chats are halted, and the first $1 of them.
 SELECT (SELECT count(*) FROM holdfast_chats.chat WHERE halted IS NOT NULL) AS count,

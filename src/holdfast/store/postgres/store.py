@@ -33,6 +33,7 @@ from holdfast.store.contract import (
     ActivePage,
     AuditPage,
     ChatPage,
+    DamagedPage,
     Grouping,
     HaltedChats,
     Inspection,
@@ -178,6 +179,16 @@ class PostgresStore:
 
     async def active_since(self, at: str, after: PageToken | None = None) -> ActivePage:
         return await self._read(reads.active_since, at, after)
+
+    async def damaged(self, after: PageToken | None = None) -> DamagedPage:
+        return await self._read(reads.damaged, after)
+
+    async def halt_damaged(self, chat_ids: Sequence[str]) -> None:
+        row = await self._call("halt_damaged", list(chat_ids))
+        for chat_id in row["lost"]:
+            telemetry.counter_corruption(chat_id)
+        for chat_id in row["taken"]:
+            telemetry.duplicate_sequence(chat_id)
 
     async def read_after(
         self, chat_id: str, after: int, limit: int, bytes_max: int, reader: User | None = None

@@ -167,6 +167,25 @@ def forget_send_keys(handle: Handle, before: str, limit: int) -> WriteResult[int
     return WriteResult(forgotten)
 
 
+def halt_damaged(handle: Handle, chat_ids: Sequence[str]) -> WriteResult[None]:
+    """Halt those of these chats whose counter is missing or behind."""
+    with handle.transaction() as connection:
+        for chat_id in chat_ids:
+            found = connection.execute(SQL["counter_of"], {"chat_id": chat_id}).fetchone()
+            if found is None:
+                continue
+            counter, is_behind = found
+            if counter is None:
+                telemetry.counter_corruption(chat_id)
+            elif is_behind:
+                telemetry.duplicate_sequence(chat_id)
+            else:
+                continue
+            why = NO_COUNTER if counter is None else TAKEN
+            connection.execute(SQL["halt"], {"chat_id": chat_id, "why": why})
+    return WriteResult(None)
+
+
 def forget_devices(handle: Handle, user: User) -> WriteResult[None]:
     """Forget the watermarks of a user's devices."""
     with handle.transaction() as connection:

@@ -28,6 +28,7 @@ from holdfast.message import (
     Watermark,
 )
 from holdfast.store.contract import (
+    COUNTERS_LOOKED_AT,
     LOOKED_AT_ONCE,
     UNREAD_LOOKED_AT,
     ActivePage,
@@ -35,6 +36,7 @@ from holdfast.store.contract import (
     AuditRecord,
     ChatPage,
     ChatSummary,
+    DamagedPage,
     HaltedChat,
     HaltedChats,
     Inspection,
@@ -84,6 +86,7 @@ _log_events: Mapping[str, Decoder[LogEvent]] = {
 }
 _texts = Decoder(list[tuple[str, int]])
 _active = Decoder(list[tuple[str, str]])
+_chat_ids = Decoder(list[str])
 _halted = Decoder(list[HaltedChat])
 UNREADABLE = (UnicodeDecodeError, MsgspecError)
 
@@ -353,6 +356,16 @@ def active_since(
             check_end(after, connection.execute(SQL["chats_end"]).get)
     found = _active.decode(chats)
     return ActivePage(found, None if through is None else number_token("active", through))
+
+
+def damaged(handle: Handle, deadline: Deadline, after: PageToken | None) -> DamagedPage:
+    asked = {"after": number_of("damaged", after), "look": COUNTERS_LOOKED_AT}
+    with deadline.over(handle) as connection:
+        chats, through = connection.execute(SQL["damaged"], asked).get
+        if through is None:
+            check_end(after, connection.execute(SQL["chats_end"]).get)
+    found = _chat_ids.decode(chats)
+    return DamagedPage(found, None if through is None else number_token("damaged", through))
 
 
 def log_end(handle: Handle, deadline: Deadline) -> int:

@@ -412,6 +412,23 @@ SELECT (
   WHERE (SELECT m.created_at FROM messages AS m WHERE m.chat = looked.chat ORDER BY m.sequence DESC LIMIT 1) >= :at
 ), (SELECT max(chat) FROM looked);
 
+-- name: damaged
+-- Of the :look chats after :after: those whose counter is missing or behind, and the last one that was looked at.
+WITH looked AS MATERIALIZED (
+  SELECT chat, chat_id, halted FROM chats WHERE chat > :after ORDER BY chat LIMIT :look)
+SELECT (
+  SELECT json_group_array(looked.chat_id ORDER BY looked.chat)
+  FROM looked LEFT JOIN counters AS k ON k.chat = looked.chat
+  WHERE looked.halted IS NULL AND (k.chat IS NULL OR EXISTS (
+    SELECT 1 FROM messages AS m WHERE m.chat = looked.chat AND m.sequence > k.sequence_counter))
+), (SELECT max(chat) FROM looked);
+
+-- name: counter_of
+-- A chat that is not halted: its counter, and whether there are messages beyond it.
+SELECT k.sequence_counter, EXISTS (
+  SELECT 1 FROM messages AS m WHERE m.chat = c.chat AND m.sequence > k.sequence_counter)
+FROM chats AS c LEFT JOIN counters AS k ON k.chat = c.chat WHERE c.chat_id = :chat_id AND c.halted IS NULL;
+
 -- name: halted
 -- How many chats are halted, and the first :limit of them.
 SELECT (SELECT count(*) FROM chats WHERE halted IS NOT NULL), (

@@ -43,6 +43,7 @@ from holdfast.store.contract import (
     ActivePage,
     AuditPage,
     ChatPage,
+    DamagedPage,
     HaltedChats,
     Inspection,
     TextPage,
@@ -169,6 +170,12 @@ class SqliteStore:
 
     async def active_since(self, at: str, after: PageToken | None = None) -> ActivePage:
         return await self._read(reads.active_since, at, after)
+
+    async def damaged(self, after: PageToken | None = None) -> DamagedPage:
+        return await self._read(reads.damaged, after)
+
+    async def halt_damaged(self, chat_ids: Sequence[str]) -> None:
+        await self._write(partial(change.halt_damaged, chat_ids=chat_ids))
 
     async def read_after(
         self, chat_id: str, after: int, limit: int, bytes_max: int, reader: User | None = None

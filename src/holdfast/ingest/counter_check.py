@@ -1,0 +1,58 @@
+"""Looks for damaged counters, so that one of an idle chat is an alert before somebody
+sends there.
+
+A send checks its own chat's counter. This check reads the counters of all chats, a
+section at a time, round and round: all of 5,000 chats every 5 s, and 60,000 within a
+minute. One node of a cluster does it, by lease.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+from holdfast import telemetry
+from holdfast.clock import Clock
+from holdfast.errors import HoldfastError
+from holdfast.message import PageToken
+from holdfast.store.contract import ChatStore
+from holdfast.store.leases.contract import Leases
+from holdfast.store.leases.held import HeldLease
+
+LOOK_SECONDS = 5.0
+SECTIONS_AT_ONCE = 5
+"""Sections that are read in a row; then the readers of the store are left alone."""
+LEASE = "counter check"
+
+
+class CounterCheck:
+    """``run`` must be running on every node that takes sends."""
+
+    def __init__(
+        self, chats: ChatStore, leases: Leases, clock: Clock, pause_seconds: float = LOOK_SECONDS
+    ) -> None:
+        self._chats, self._pause_seconds = chats, pause_seconds
+        self._lease = HeldLease(leases, LEASE, clock)
+        self._after: PageToken | None = None
+
+    async def run(self) -> None:
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._lease.run())
+            while True:
+                await asyncio.sleep(self._pause_seconds)
+                if self._lease.fence is not None:
+                    await self.look()
+
+    async def look(self) -> None:
+        """Look at the next sections, and halt what is damaged there. A store that does
+        not answer is asked again next time; others report that.
+        """
+        try:
+            for _ in range(SECTIONS_AT_ONCE):
+                page = await self._chats.damaged(self._after)
+                if page.chats:
+                    await self._chats.halt_damaged(page.chats)
+                self._after = page.next
+                if page.next is None:
+                    break
+        except HoldfastError as error:
+            telemetry.log.info("ingest.counters_unchecked", error=str(error))
