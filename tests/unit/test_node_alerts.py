@@ -14,7 +14,7 @@ from structlog.testing import capture_logs
 from holdfast import telemetry
 from holdfast.clock import Ids, ManualClock
 from holdfast.errors import InvalidMessage
-from holdfast.node.alerts import SETTLED_SECONDS, NodeAlerts
+from holdfast.node.alerts import SETTLED_SECONDS, STARTED_SECONDS, NodeAlerts
 from holdfast.telemetry.judge import Judge
 from holdfast.telemetry.notices import AlertSettings, SinkSettings
 from holdfast.webhooks.alert_sinks import AlertSinks
@@ -73,6 +73,19 @@ async def test_metric_that_is_absent_is_an_alert_itself(tmp_path: Path) -> None:
     absent = [each for each in bench.alerts.alerts if each.name == "HoldfastMetricAbsent"]
     assert {"metric": "holdfast_fanout_lag"} in [each.labels for each in absent]
     assert {each.state for each in absent} == {"firing"}
+
+
+async def test_metric_that_was_not_reported_yet_is_not_shown_after_a_start(
+    tmp_path: Path,
+) -> None:
+    """Parts report their dependencies one after another."""
+    bench = Bench(tmp_path)
+    bench.alerts.judge()
+    assert bench.alerts.alerts == []
+    await bench.pass_seconds(STARTED_SECONDS - 5)
+    assert bench.alerts.alerts == []
+    await bench.pass_seconds(10)
+    assert {each.state for each in bench.alerts.alerts} == {"pending"}
 
 
 async def test_silence_and_what_was_reported_survive_a_restart(tmp_path: Path) -> None:

@@ -49,7 +49,7 @@ def state(tmp_path: Path) -> Path:
 def test_good_deployment_has_nothing_bad(state: Path) -> None:
     found = of(state)
     checked = {"server", "state directory", "disk", "fsync", "open files", "clock", "proxy"}
-    checked |= {"TLS", "tokens", "keys", "backups", "engines"}
+    checked |= {"TLS", "tokens", "keys", "backups", "engines", "alerts"}
     assert checked == set(found)
     on_any_machine = ("server", "state directory", "proxy", "TLS", "tokens", "backups", "engines")
     assert {found[name].grade for name in on_any_machine} == {Grade.good}
@@ -77,6 +77,41 @@ def test_server_whose_status_cannot_be_seen_is_not_called_down(state: Path) -> N
         assert found.what.endswith("no key is here")
 
 
+def sink(**fields: str) -> dict[str, Any]:
+    return {
+        "name": "pager",
+        "kind": "webhook",
+        "severity": "SEV-3",
+        "last": "",
+        "error": "",
+    } | fields
+
+
+@pytest.mark.parametrize(
+    ("sinks", "expected", "said"),
+    [
+        ([sink(last="2026-01-01T00:00Z")], Grade.good, "pager took the last notice, 2026-01-01"),
+        ([sink()], Grade.look, "pager has had no notice since the start"),
+        (
+            [sink(last="2026-01-01", error="it answered 500")],
+            Grade.bad,
+            "2026-01-01: it answered 5",
+        ),
+        ([sink(name="log", kind="log")], Grade.look, "go to the log only"),
+        ([sink(name="log", kind="log"), sink(last="x")], Grade.good, "pager took the last notice"),
+    ],
+)
+def test_sinks_of_the_running_server_are_graded_not_those_of_the_settings(
+    state: Path, sinks: list[Any], expected: Grade, said: str
+) -> None:
+    for alerts in (SINK, AlertSettings()):
+        settings = Settings(alerts=alerts)
+        findings = grade(Deployment(settings, state, HEALTHY, NOW, sinks=sinks))
+        (found,) = [each for each in findings if each.check == "alerts"]
+        assert found.grade is expected and said in found.what
+        assert bool(found.advice) == bool(found.grade)
+
+
 def worse_settings() -> Iterator[Any]:
     def case(check: str, expected: Grade, **settings: Any) -> Any:
         return pytest.param(check, expected, settings, id=f"{check} {expected.name}")
@@ -95,6 +130,7 @@ def worse_settings() -> Iterator[Any]:
     private = WorkSettings(webhooks=WebhookSettings(private_allowed=True))
     yield case("engines", Grade.bad, work=private)
     yield case("alerts", Grade.look, alerts=AlertSettings())
+    yield case("alerts", Grade.look, alerts=AlertSettings((SinkSettings("log"),)))
 
 
 @pytest.mark.parametrize(("check", "expected", "settings"), worse_settings())

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import typer
@@ -20,10 +20,10 @@ PATIENCE_SECONDS = 10.0
 def doctor(context: CliContext) -> None:
     """Grade the deployment on the server's own machine, and say what to change.
 
-    It looks at the running server, the state directory, disk and fsync, open files, the
-    clock, proxy and TLS, tokens, keys, backups and engines, and changes nothing. Give
-    it the settings file of the server. Exit code 0 if all is good, 10 if something
-    deserves a look, 20 if something is bad.
+    It looks at the running server and the sinks of its alerts, the state directory,
+    disk and fsync, open files, the clock, proxy and TLS, tokens, keys, backups and
+    engines, and changes nothing. Give it the settings file of the server. Exit code 0
+    if all is good, 10 if something deserves a look, 20 if something is bad.
 
     Examples:
 
@@ -35,7 +35,8 @@ def doctor(context: CliContext) -> None:
 
     settings = settings_of(context.config)
     status, trouble = _status(context)
-    deployment = Deployment(settings, context.state_path, status, time.time(), trouble)
+    now, sinks = time.time(), None if trouble else _sinks(context)
+    deployment = Deployment(settings, context.state_path, status, now, trouble, sinks)
     findings = grade(deployment)
     found = [
         {**each._asdict(), "grade": each.grade.name}
@@ -61,3 +62,13 @@ def _status(context: CliContext) -> tuple[Mapping[str, Any] | None, str]:
     except HoldfastError as error:
         return None, error.message
     return {"ready": True}, trouble
+
+
+def _sinks(context: CliContext) -> Sequence[Mapping[str, str]] | None:
+    """Where the server reports alerts; None if it does not say."""
+    try:
+        found: Sequence[Mapping[str, str]]
+        found = context.as_operator(PATIENCE_SECONDS).get("/admin/alerts")["sinks"]
+    except HoldfastError:
+        return None
+    return found

@@ -24,6 +24,7 @@ from holdfast.errors import InvalidMessage
 from holdfast.telemetry import ALERTS
 from holdfast.telemetry.alert import Severity
 from holdfast.telemetry.causes import causes_first
+from holdfast.telemetry.expressions import Absent
 from holdfast.telemetry.judge import AlertInstance, Judge, Samples
 from holdfast.telemetry.notices import (
     AlertSettings,
@@ -42,6 +43,10 @@ JUDGE_SECONDS = 5.0
 SETTLED_SECONDS = 660.0
 """After this time an alert that fired before a restart would fire again: 5 minutes of
 window, 5 minutes to hold, and a minute.
+"""
+STARTED_SECONDS = 60.0
+"""So long after the start a metric that is absent is not shown as pending: parts report
+one after another.
 """
 FILE = "alerts.json"
 TEST = "HoldfastTest"
@@ -74,10 +79,11 @@ class NodeAlerts:
         self._file, self._sinks, self._clock = state / FILE, sinks, clock
         self._samples = samples
         self._judge = Judge(ALERTS)
-        self._meter = ObjectiveMeter(clock.monotonic())
+        self._began = clock.monotonic()
+        self._meter = ObjectiveMeter(self._began)
         self._kept = _read(self._file)
         self._silences = {each.alert: each for each in self._kept.silences}
-        settled_at = clock.monotonic() + SETTLED_SECONDS
+        settled_at = self._began + SETTLED_SECONDS
         self._notices = {
             sink.title: (
                 sink,
@@ -113,9 +119,16 @@ class NodeAlerts:
         """
         until = {silence.alert: silence.until for silence in self.silences}
         found = [
-            self._view(each, until.get(each.rule.alert.name, "")) for each in self._judge.alerts
+            self._view(each, until.get(each.rule.alert.name, ""))
+            for each in self._judge.alerts
+            if not self._is_starting(each)
         ]
         return causes_first(worst_of_each(found))
+
+    def _is_starting(self, each: AlertInstance) -> bool:
+        """Whether it says only that the node has just started."""
+        is_absence = isinstance(each.rule.condition.value, Absent) and each.state == "pending"
+        return is_absence and self._clock.monotonic() < self._began + STARTED_SECONDS
 
     def objectives(self) -> Sequence[MeasuredObjective]:
         """Over this node's own last hour."""

@@ -13,7 +13,7 @@ import resource
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from enum import IntEnum
 from ipaddress import ip_network
 from pathlib import Path
@@ -64,7 +64,8 @@ class Finding(NamedTuple):
 
 class Deployment(NamedTuple):
     """What is graded. ``status``: of the running server; None: it does not serve.
-    ``trouble``: why there is none, or nothing in it but the readiness.
+    ``trouble``: why there is none, or nothing in it but the readiness. ``sinks``: where
+    the running server reports alerts, and how that went; None: it does not say.
     """
 
     settings: Settings
@@ -72,6 +73,7 @@ class Deployment(NamedTuple):
     status: Mapping[str, Any] | None
     now: float
     trouble: str = ""
+    sinks: Sequence[Mapping[str, str]] | None = None
 
 
 def grade(deployment: Deployment) -> list[Finding]:
@@ -310,8 +312,29 @@ def _engines(it: Deployment) -> Iterator[Finding]:
         if settings.cluster.postgres:
             what = "PostgreSQL; its settings are checked at every start"
         yield Finding("engines", Grade.good, what)
-    if not settings.alerts.sinks:
+
+
+def _alerts(it: Deployment) -> Iterator[Finding]:
+    """The sinks of the running server; without one, those of the settings."""
+    named = [sink.title for sink in it.settings.alerts.sinks if sink.kind != "log"]
+    called = [sink for sink in it.sinks or () if sink["kind"] != "log"]
+    if not (named if it.sinks is None else called):
         yield Finding("alerts", Grade.look, "go to the log only", "name somebody in alerts.sinks")
+    elif it.sinks is None:
+        what = f"go to {', '.join(named)} by the settings; the server does not say how that goes"
+        yield Finding("alerts", Grade.good, what)
+    for sink in called:
+        name, last = sink["name"], sink["last"]
+        if sink["error"]:
+            yield Finding(
+                "alerts", Grade.bad, f"{name} did not take the last notice, {last}:"
+                f" {sink['error']}", f"mend it, then `holdfast alerts test {name}`",
+            )  # fmt: skip
+        elif last:
+            yield Finding("alerts", Grade.good, f"{name} took the last notice, {last}")
+        else:
+            what = f"{name} has had no notice since the start"
+            yield Finding("alerts", Grade.look, what, f"`holdfast alerts test {name}`")
 
 
 CHECKS: tuple[Callable[[Deployment], Iterator[Finding]], ...] = (
@@ -327,4 +350,5 @@ CHECKS: tuple[Callable[[Deployment], Iterator[Finding]], ...] = (
     _keys,
     _backups,
     _engines,
+    _alerts,
 )
