@@ -202,11 +202,34 @@ def as_user(owner: str | None) -> dict[str, object]:
     return {"user": entry.pw_uid, "group": entry.pw_gid, "extra_groups": []}
 
 
-def kill_whole(process: subprocess.Popen[bytes]) -> None:
-    """Kill a process and those that it started, which may be sessions of their own."""
-    process.send_signal(signal.SIGSTOP)  # it starts no more of them
+def _started_by(process: subprocess.Popen[bytes]) -> list[int]:
+    """Handles of the processes that it has started, which may be sessions of their own.
+    It is stopped, so that it starts no more of them.
+    """
+    process.send_signal(signal.SIGSTOP)
     children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text()
-    started = [os.pidfd_open(int(pid)) for pid in children.split()]
+    return [os.pidfd_open(int(pid)) for pid in children.split()]
+
+
+@contextlib.contextmanager
+def stopped_whole(process: subprocess.Popen[bytes]) -> Iterator[None]:
+    """Stop a process and those that it started; they go on when the block ends."""
+    started = _started_by(process)
+    try:
+        for each in started:
+            signal.pidfd_send_signal(each, signal.SIGSTOP)
+        yield
+    finally:
+        for each in started:
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(each, signal.SIGCONT)
+            os.close(each)
+        process.send_signal(signal.SIGCONT)
+
+
+def kill_whole(process: subprocess.Popen[bytes]) -> None:
+    """Kill a process and those that it started."""
+    started = _started_by(process)
     process.kill()
     for each in started:
         with contextlib.suppress(ProcessLookupError):

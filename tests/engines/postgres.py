@@ -6,6 +6,7 @@ import shutil
 import signal
 import socket
 import subprocess
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 from engines import (
@@ -15,6 +16,7 @@ from engines import (
     kill_whole,
     own_folder,
     program,
+    stopped_whole,
     unprivileged,
     wait_until,
 )
@@ -93,6 +95,13 @@ def kill(server: Server) -> None:
     data stays; ``again`` brings it back.
     """
     kill_whole(server.process)
+
+
+def stopped(server: Server) -> AbstractContextManager[None]:
+    """It hangs with its processes while the block runs: connections stay open, and
+    nothing is answered.
+    """
+    return stopped_whole(server.process)
 
 
 def again(server: Server, **settings: str) -> Server:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -293,6 +294,43 @@ async def test_operator_raises_all_epochs_after_a_restore_in_place(tmp_path: Pat
         assert found == [("epochs.raise", "restored"), ("store.raise_epochs", "restored")]
         chat = await asyncio.to_thread(rest.get, f"/admin/chats/{chat_id}")
         assert chat["chat"]["epoch"] > base
+
+
+HANG_SEEN_SECONDS_MAX = 4.0
+"""Two looks at an idle store, half a second apart, and 2 s for its answer; the rest is
+for a busy machine.
+"""
+RETURN_SEEN_SECONDS_MAX = 2.0
+
+
+async def ready_is(node: ClusterNode, status: int) -> float:
+    """How long it takes until it says so."""
+    began = time.monotonic()
+    async with aiohttp.ClientSession() as session:
+        while True:
+            async with session.get(f"{node.url}/health/ready") as answer:
+                if answer.status == status:
+                    return time.monotonic() - began
+            await asyncio.sleep(0.02)
+
+
+async def test_idle_node_whose_postgres_hangs_is_soon_not_ready_and_still_tells_its_status(
+    tmp_path: Path,
+) -> None:
+    async with asyncio.timeout(100), cluster_rig(tmp_path, nodes=1, with_redis=False) as rig:
+        [node], rest = rig.nodes, rig.operator(0)
+        with postgres.stopped(rig.postgres):
+            assert await ready_is(node, 503) <= HANG_SEEN_SECONDS_MAX
+            began = time.monotonic()
+            found = await asyncio.to_thread(rest.get, "/admin/status")
+            shown = await asyncio.to_thread(status_of, rig, 0)
+            assert time.monotonic() - began <= 5, "all of it, each part within its time"
+            assert found["ready"] is False and found["dependencies"]["store"] == "down"
+            assert found["unknown"] == ["halted_chats", "dead_letters", "nodes", "fanout_lag"]
+            assert "in time" in found["trouble"]["store"]
+            assert "problem: PostgreSQL does not answer" in shown.stderr
+        assert await ready_is(node, 200) <= RETURN_SEEN_SECONDS_MAX
+        assert (await asyncio.to_thread(rest.get, "/admin/status"))["unknown"] == []
 
 
 async def test_backup_and_restore_of_a_node_of_a_cluster_are_refused(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """Nodes of a cluster that are stopped for longer than any lease, and go on: the others
-serve meanwhile, and what a stopped node held before is no longer its own.
+serve meanwhile, and what a stopped node held before is no longer its own. And their
+PostgreSQL: nobody serves meanwhile, everybody says so, and all go on with it.
 """
 
 from __future__ import annotations
@@ -16,6 +17,8 @@ from cluster_hooked_chat import WITH_WEBHOOKS, HookedChat
 from cluster_rig import ClusterRig, cluster_rig
 from long_tier import IS_LONG, times
 from webhook_rig import receiving
+
+from engines import postgres
 
 SEED = 1301
 NODES = 7
@@ -68,3 +71,47 @@ async def test_nodes_that_are_stopped_for_long_hold_nothing_and_go_on(tmp_path: 
     figures = {"stopped for": f"{STOPPED_SECONDS:.0f} s", "others paused": f"{max(pauses):.2f} s"}
     promises = "others pause at most 1 s, nothing under an old fence"
     talk.count("SIGSTOP of a node", count, SEED, promises=promises, **figures)
+
+
+POSTGRES_NODES = 3
+POSTGRES_STOPPED_SECONDS = 12.0 if IS_LONG else 6.0
+SERVING_SECONDS_MAX = 2.0
+"""From when PostgreSQL goes on until each node has answered a send."""
+
+
+@pytest.mark.long
+@pytest.mark.torture
+async def test_postgres_that_is_stopped_for_long_goes_on_and_so_does_everybody(
+    tmp_path: Path,
+) -> None:
+    """Connections stay open and nothing is answered. Every lease ends meanwhile; there
+    are people enough at each node to open its breaker.
+    """
+    count, rng = times(20), random.Random(SEED)
+    where = {f"p{n}": n % POSTGRES_NODES for n in range(8 * POSTGRES_NODES)}
+    at_node = [[user for user in where if where[user] == n] for n in range(POSTGRES_NODES)]
+    served: list[float] = []
+    async with (
+        asyncio.timeout(120 + 30 * count),
+        cluster_rig(tmp_path, nodes=POSTGRES_NODES, settings=WITH_WEBHOOKS) as rig,
+        receiving() as receiver,
+        conversation(rig, where, SEED, pause_seconds=0.2) as talk,
+    ):
+        hooked = await HookedChat.made(rig, receiver)
+        for number in range(count):
+            await hooked.say(number % POSTGRES_NODES)
+            with talk.fault("SIGSTOP of PostgreSQL", "durability", "history", "fanout"):
+                with postgres.stopped(rig.postgres):
+                    await asyncio.sleep(POSTGRES_STOPPED_SECONDS)
+                goes_on_at = time.monotonic()
+                await talk.acked_since(goes_on_at)
+            served += [talk.first_ack(users, goes_on_at) - goes_on_at for users in at_node]
+            await asyncio.sleep(rng.uniform(0.0, 0.3))
+        await hooked.is_whole()
+    assert max(served) <= SERVING_SECONDS_MAX, served
+    figures = {
+        "stopped for": f"{POSTGRES_STOPPED_SECONDS:.0f} s",
+        "every node serves after": f"{max(served):.2f} s",
+    }
+    promises = "serving within 2 s, nothing under an old fence"
+    talk.count("SIGSTOP of PostgreSQL", count, SEED, promises=promises, **figures)

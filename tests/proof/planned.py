@@ -49,9 +49,9 @@ PLAN = (
     Planned(
         "SIGSTOP longer than leases",
         300,
-        frozenset({"SIGSTOP of a node", "node paused beyond its lease"}),
+        frozenset({"SIGSTOP of a node", "SIGSTOP of PostgreSQL", "node paused beyond its lease"}),
         f"a worker and Redis: {_TESTED} (`test_work_torture.py`, `test_limits_failures.py`,"
-        " `test_cluster_redis_faults.py`); PostgreSQL and Kafka: nothing",
+        " `test_cluster_redis_faults.py`); Kafka: nothing",
     ),
     Planned(
         "partition, one-way, flapping",

@@ -248,7 +248,7 @@ async def serving(
     async def status() -> Mapping[str, Any]:
         return {"planes": {"durability": "up"}}
 
-    async def readiness() -> Readiness:
+    def readiness() -> Readiness:
         return Readiness(all(state == "up" for state in ready.values()), ready)
 
     async def no_rollback(user: User, chat_id: str, epoch: int) -> None:

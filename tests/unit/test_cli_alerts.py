@@ -29,6 +29,8 @@ def test_server_without_trouble_has_no_line() -> None:
     disk = {"bytes": 100_000_000_000, "free_bytes": 10_000_000_000}
     dead = {"fanout": {}, "jobs": 0}
     assert lines(alerts=[], pending=[], halted_chats=None, dead_by_reason=dead, disk=disk) == []
+    found = lines(unknown=["halted_chats", "nodes"])
+    assert found == ["unknown, because the store did not say in time: halted_chats, nodes"]
     assert lines() == [], "an older server says nothing of it"
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 
 import pytest
@@ -149,24 +149,6 @@ async def test_text_of_a_message_that_could_be_decoded_is_not_kept() -> None:
         (letter,) = await bench.letters.read(10)
         assert (letter.reason, letter.tenant, letter.chat_id) == ("defect", "default", CHAT)
         assert b'"message_id":"msg_a"' in letter.data and b'"content":""' in letter.data
-
-
-class UnreadableLetters(RecentDeadLetters):
-    def __init__(self, hangs: bool) -> None:
-        super().__init__()
-        self._hangs = hangs
-
-    async def counts(self) -> Mapping[str, int]:
-        if self._hangs:
-            await asyncio.sleep(60)
-        raise Unavailable("the store is down")
-
-
-@pytest.mark.parametrize("hangs", [True, False])
-async def test_overview_for_a_status_does_not_fail_with_the_store(hangs: bool) -> None:
-    before = asyncio.get_running_loop().time()
-    assert await overview(UnreadableLetters(hangs)) == ({}, ())
-    assert asyncio.get_running_loop().time() - before <= 1
 
 
 async def test_overview_counts_all_letters_and_shows_the_newest() -> None:

@@ -119,6 +119,14 @@ async def test_a_store_that_hangs_while_nobody_uses_it_is_seen_and_so_is_its_ret
     assert shown_up() and bench.plane.breaker is BreakerState.CLOSED
 
 
+async def test_hang_of_a_store_of_many_nodes_is_seen_in_two_seconds() -> None:
+    bench = Bench(lanes=16)
+    bench.store.gate.clear()
+    await bench.plane.probe()
+    assert bench.clock.monotonic() == 2 and not shown_up()
+    bench.store.gate.set()
+
+
 @pytest.mark.parametrize(("lanes", "state"), [(1, BreakerState.OPEN), (16, BreakerState.CLOSED)])
 async def test_store_that_others_restart_closes_the_breaker_when_it_is_back(
     lanes: int, state: BreakerState

@@ -244,7 +244,7 @@ class ApiDeps:
     presence: Callable[[Sequence[User]], Awaitable[PresenceView]]
     status: Callable[[], Awaitable[Mapping[str, Any]]]
     cluster: Callable[[], Awaitable[ClusterStatus]]
-    readiness: Callable[[], Coroutine[Any, Any, Readiness]]
+    readiness: Callable[[], Readiness]
     backup: Callable[[], Awaitable[Backup]] | None
     """Of the state directory; None in a cluster, where it holds no chats."""
     backup_step: Callable[[], BackupStep | None]
@@ -264,8 +264,6 @@ class ApiDeps:
     """Proxies whose X-Forwarded-For is trusted."""
     admin_health: Recent[dict[str, str]] = field(default_factory=Recent)
     """The rule store's last answer; cached, because anybody may ask for it."""
-    recent_readiness: Recent[Readiness] = field(default_factory=Recent)
-    """The same for all dependencies."""
 
     tickets: ReplyTickets = field(init=False)
 

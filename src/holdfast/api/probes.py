@@ -9,7 +9,6 @@ from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from holdfast.api.deps import ApiDeps
 from holdfast.api.endpoint import Answer, Call
 from holdfast.api.schemas import Health
-from holdfast.errors import Unavailable
 from holdfast.telemetry import REGISTRY
 from holdfast.wire.frames import Error, ErrorBody
 
@@ -22,12 +21,8 @@ async def get_live(deps: ApiDeps, call: Call) -> Answer:
 
 
 async def get_ready(deps: ApiDeps, call: Call) -> Answer:
-    try:
-        readiness = await call.in_time(
-            deps.recent_readiness.ask(deps.readiness, deps.clock.monotonic())
-        )
-    except Unavailable:
-        return Answer(Health("not_ready"), 503, {"Retry-After": "1"})
+    """From what the node knows by its own probes; no dependency is asked."""
+    readiness = deps.readiness()
     detail = readiness.dependencies if "status:read" in call.principal.scopes else None
     if readiness.ready:
         return Answer(Health("ready", detail))

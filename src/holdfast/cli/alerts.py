@@ -126,6 +126,8 @@ def problem_lines(status: Mapping[str, Any]) -> Iterator[str]:
         )
     for alert in status.get("pending", ()):
         yield f"pending {_name(alert)}: {alert['means']} Open {alert['runbook']}"
+    if unknown := status.get("unknown"):
+        yield f"unknown, because the store did not say in time: {', '.join(unknown)}"
     halted = status.get("halted_chats") or {"count": 0, "chats": []}
     if halted["count"]:
         shown = ", ".join(f"{chat['chat_id']} ({chat['why']})" for chat in halted["chats"][:3])

@@ -29,7 +29,7 @@ from holdfast.errors import InvalidMessage, Unavailable
 key = group("API keys of tenants and operators.")
 
 BACKUP_SECONDS_MAX = 3600.0
-SHOWN_AS_LINES = {"ok", "alerts", "pending", "halted_chats", "dead_by_reason", "disk"}
+SHOWN_AS_LINES = {"ok", "alerts", "pending", "unknown", "halted_chats", "dead_by_reason", "disk"}
 
 
 class KeyKindChoice(StrEnum):

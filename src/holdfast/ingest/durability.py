@@ -60,6 +60,10 @@ missed waits for the next.
 
 PROBE_SECONDS = 4.0
 """How long a write that only probes the store may take."""
+SHARED_PROBE_SECONDS = 2.0
+"""The same of a store that others may stop: other nodes may reach it. A store that
+takes this long for a commit is slow and serves; one that hangs is seen soon.
+"""
 RECOVERY_SECONDS = 1.0
 """The same while the breaker rests: a connection that hangs must not delay the next."""
 
@@ -189,7 +193,9 @@ class StoreDurability:
         """
         if not self._guard.worked_since_asked():
             with suppress(HoldfastError):
-                deadline = self._clock.monotonic() + PROBE_SECONDS
+                shared = self._store.grouping.is_shared
+                seconds = SHARED_PROBE_SECONDS if shared else PROBE_SECONDS
+                deadline = self._clock.monotonic() + seconds
                 await self._write(self._store.touch, NO_CHAT_LANE, deadline)
 
     async def check_recovery(self) -> None:

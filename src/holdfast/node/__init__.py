@@ -16,7 +16,8 @@ It starts from the storage outwards and stops from the sockets inwards:
 - ``work``              connects jobs and webhooks
 - ``streaming``         connects the parts of AI replies
 - ``alerts``            judges alerts over the node's metrics and reports them
-- ``status``            what ``/admin/status`` begins with (pure)
+- ``status``            what ``/admin/status`` begins with, and how it asks its parts
+- ``store_watch``       looks whether an idle or restarted store serves
 - ``readiness``         whether a node can serve: what each role needs (pure)
 - ``supervisor``        restarts what runs beside the sockets
 - ``state_dir``         the state directory and its lock

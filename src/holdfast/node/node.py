@@ -61,7 +61,8 @@ from holdfast.node.engines import Engines
 from holdfast.node.jwks_fetch import fetch_jwks
 from holdfast.node.readiness import is_ready
 from holdfast.node.state_dir import show_disk
-from holdfast.node.status import GAUGES_SHOWN, HALTED_SHOWN, wrong_first
+from holdfast.node.status import GAUGES_SHOWN, HALTED_SHOWN, living_nodes, soon, wrong_first
+from holdfast.node.store_watch import StoreWatch
 from holdfast.node.streaming import NodeStreaming
 from holdfast.node.supervisor import GAUGES_SECONDS, background_task
 from holdfast.resilience import BreakerState
@@ -71,9 +72,6 @@ from holdfast.store.nodes.contract import NodeRecord
 from holdfast.streaming.assistants.replying import AssistantDeps
 from holdfast.webhooks.parts import WorkParts
 from holdfast.wire.frames import Presence
-
-RECOVERY_LOOK_SECONDS = 0.5
-"""How often a store is asked while its breaker rests."""
 
 
 class Node:
@@ -254,6 +252,8 @@ class Node:
         Ingest ends when its sends are answered. The names of these tasks are label
         values of the metric ``holdfast_defects``, so they stay.
         """
+        chats, pause_seconds = self.engines.chats, self._gauges_seconds
+        watch = StoreWatch(self._durability, self.history, chats, pause_seconds)
         ingest_tasks = [
             asyncio.create_task(self._intake.run()),
             asyncio.create_task(self._watermarks.run()),
@@ -268,8 +268,8 @@ class Node:
                 self._if_role("gateway", "attendance", self._presence_reporter.run),
                 self._if_role("gateway", "registry_sweep", self._sweeper.run),
                 background_task("gauges", self._keep_gauges),
-                background_task("probe", self._probe),
-                background_task("recovery", self._check_recovery),
+                background_task("probe", watch.probe),
+                background_task("recovery", watch.check_recovery),
                 self._if_role("ingest", "housekeeping", self._key_expiry.run),
                 self._if_role("ingest", "counter_check", self._counter_check.run),
                 background_task("record", self._record_renewal.run),
@@ -309,18 +309,6 @@ class Node:
             return await self.history.ask(lambda store: store.halted(limit))
         except HoldfastError:
             return None
-
-    async def _check_recovery(self) -> None:
-        """Look again and again whether a store that was restarted serves."""
-        while True:
-            await asyncio.sleep(RECOVERY_LOOK_SECONDS)
-            await asyncio.gather(self._durability.check_recovery(), self.history.check_recovery())
-
-    async def _probe(self) -> None:
-        """Try an idle store, so that a failure or recovery shows without a send."""
-        while True:
-            await asyncio.sleep(self._gauges_seconds)
-            await asyncio.gather(self._durability.probe(), self.history.probe())
 
     async def _lag(self) -> int | None:
         """None if the log does not answer; the status reports that as a dependency."""
@@ -426,7 +414,7 @@ class Node:
     def _presence_of(self, user: User, status: Status) -> Presence:
         return Presence(user.user_id, status, self._ephemeral.last_seen(user) or "")
 
-    async def _readiness(self) -> Readiness:
+    def _readiness(self) -> Readiness:
         states = {"store": self._durability.breaker, "store_reads": self.history.breaker}
         dependencies = {
             name: "open" if s is BreakerState.OPEN else "up" for name, s in states.items()
@@ -451,25 +439,19 @@ class Node:
         }
         return {name: why for name, why in found.items() if why is not None}
 
-    async def _nodes(self) -> Mapping[str, Any] | None:
-        """The nodes that live, by name; None if the database does not answer."""
-        try:
-            async with asyncio.timeout(CALL_SECONDS):
-                living = await self.engines.nodes.living()
-        except (HoldfastError, TimeoutError):
-            return None
-        return {
-            record.name: {"version": record.version, "roles": record.roles, "lag": record.lag}
-            for record in (each.record for each in living)
-        }
-
     async def _status(self, alerts: NodeAlerts) -> Mapping[str, Any]:
-        readiness = await self._readiness()
-        halted = await self._halted(HALTED_SHOWN)
-        dead_by_reason, letters = await overview(self.engines.dead_letters)
-        samples = telemetry.samples(GAUGES_SHOWN)
+        readiness, samples = self._readiness(), telemetry.samples(GAUGES_SHOWN)
+        halted, dead, nodes, lag = await asyncio.gather(
+            soon(self._halted(HALTED_SHOWN)),
+            soon(overview(self.engines.dead_letters)),
+            soon(living_nodes(self.engines.nodes)),
+            soon(self._lag()),
+        )
+        found = {"halted_chats": halted, "dead_letters": dead, "nodes": nodes, "fanout_lag": lag}
+        by_reason, letters = dead or (None, ())
         return {
-            **wrong_first(alerts.alerts, halted, dead_by_reason, samples),
+            **wrong_first(alerts.alerts, halted, by_reason, samples),
+            "unknown": [name for name, value in found.items() if value is None],
             "version": __version__,
             "node_id": self.node_id,
             "started_at": self.started_at,
@@ -478,11 +460,11 @@ class Node:
             "trouble": self._trouble(),
             "connections": self.gateway.connections,
             "users": len(self.gateway.roster.users),
-            "nodes": await self._nodes(),
+            "nodes": nodes,
             "sends_waiting": self._intake.waiting,
             "hot_chats": dict(self._feed.hot_chats()),
             "hot_messages_per_minute": self.settings.durability.intake.hot_messages_per_minute,
-            "fanout_lag": await self._lag(),
+            "fanout_lag": lag,
             "dead_letters": [{"position": x.offset, "reason": x.reason} for x in letters],
             "issuers": self.issuers.status(),
             "limits": self.limits.status(),

@@ -1,16 +1,25 @@
-"""What ``/admin/status`` begins with: what is wrong, and which page to open. (Pure.)"""
+"""What ``/admin/status`` begins with: what is wrong, and which page to open; and how it
+asks the parts that may not answer.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+import asyncio
+from collections.abc import Coroutine, Mapping, Sequence
+from typing import Any, TypeVar
 
 from msgspec import to_builtins
 
+from holdfast.errors import HoldfastError
 from holdfast.store.contract import HaltedChats
+from holdfast.store.nodes.contract import Nodes
 from holdfast.telemetry.judge import Samples
 from holdfast.telemetry.notices import AlertView
 
+T = TypeVar("T")
+
+PART_SECONDS_MAX = 1.0
+"""How long a status waits for one of its parts; it asks all of them at once."""
 HALTED_SHOWN = 10
 GAUGES_SHOWN = ("work_dead_letters", "state_disk_bytes", "state_disk_free_bytes")
 
@@ -18,11 +27,11 @@ GAUGES_SHOWN = ("work_dead_letters", "state_disk_bytes", "state_disk_free_bytes"
 def wrong_first(
     alerts: Sequence[AlertView],
     halted: HaltedChats | None,
-    dead_letters: Mapping[str, int],
+    dead_letters: Mapping[str, int] | None,
     samples: Samples,
 ) -> dict[str, Any]:
-    """``halted``: None if the store does not say; ``dead_letters``: of fanout, by
-    reason; ``samples``: of ``GAUGES_SHOWN``.
+    """``halted`` and ``dead_letters`` (of fanout, by reason): None if the store does
+    not say; ``samples``: of ``GAUGES_SHOWN``.
     """
     firing = [alert for alert in alerts if alert.state == "firing"]
     jobs, size, free = (int(samples.get(name, {}).get((), 0)) for name in GAUGES_SHOWN)
@@ -31,6 +40,25 @@ def wrong_first(
         "alerts": to_builtins(firing),
         "pending": to_builtins([alert for alert in alerts if alert.state == "pending"]),
         "halted_chats": to_builtins(halted),
-        "dead_by_reason": {"fanout": dict(dead_letters), "jobs": jobs},
+        "dead_by_reason": {"fanout": to_builtins(dead_letters), "jobs": jobs},
         "disk": {"bytes": size, "free_bytes": free},
     }
+
+
+async def living_nodes(nodes: Nodes) -> Mapping[str, Any]:
+    """By name."""
+    return {
+        record.name: {"version": record.version, "roles": record.roles, "lag": record.lag}
+        for record in (each.record for each in await nodes.living())
+    }
+
+
+async def soon(part: Coroutine[Any, Any, T]) -> T | None:
+    """What a part of the status says; None if it fails or does not answer in time: a
+    status must tell of that trouble too.
+    """
+    try:
+        async with asyncio.timeout(PART_SECONDS_MAX):
+            return await part
+    except (HoldfastError, TimeoutError):
+        return None

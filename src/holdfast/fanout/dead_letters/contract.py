@@ -6,7 +6,6 @@ error, without its data.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -15,11 +14,9 @@ from msgspec import Struct
 
 from holdfast import telemetry
 from holdfast.bounds import positive
-from holdfast.errors import HoldfastError
 
 DATA_BYTES_MAX = 64 * 1024
 OVERVIEW_LETTERS = 10
-OVERVIEW_SECONDS = 1.0
 _HOUR = len("2026-01-01T00")
 """The leading characters of a timestamp that identify its hour."""
 
@@ -87,14 +84,8 @@ class DeadLetters(Protocol):
 
 
 async def overview(letters: DeadLetters) -> tuple[Mapping[str, int], Sequence[DeadLetter]]:
-    """For a status: how many there are by reason, and the newest. Nothing if they
-    cannot be read soon: a status must tell of that trouble too.
-    """
-    try:
-        async with asyncio.timeout(OVERVIEW_SECONDS):
-            return await letters.counts(), await letters.read(OVERVIEW_LETTERS)
-    except (HoldfastError, TimeoutError):
-        return {}, ()
+    """For a status: how many there are by reason, and the newest."""
+    return await letters.counts(), await letters.read(OVERVIEW_LETTERS)
 
 
 class DeadLetterAlarm:
