@@ -124,7 +124,7 @@ async def test_silent_producer_that_does_not_hold_the_reply_is_worker_lost() -> 
         reading = await read(await two.parts.find(ANNA, "rpl_gone"))
         assert reading.code == "worker_lost"
         took = asyncio.get_running_loop().time() - began
-        assert took == pytest.approx(SILENT_SECONDS, abs=2)
+        assert SILENT_SECONDS <= took <= 15, "a node that restarts keeps its name"
 
 
 async def test_log_that_vanishes_is_a_gap_for_its_readers() -> None:

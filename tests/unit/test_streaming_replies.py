@@ -196,11 +196,16 @@ async def test_reader_that_returns_within_the_grace_keeps_the_reply() -> None:
         assert reading.text == "x" * 60
 
 
+@pytest.mark.parametrize("had_reader", [False, True])
 @pytest.mark.parametrize("kind", ["background", "assistant"])
-async def test_reply_without_readers_runs_on_if_its_kind_does(kind: str) -> None:
+async def test_reply_without_readers_runs_on_if_its_kind_does(kind: str, had_reader: bool) -> None:
     rig = ReplyRig(provider=slow(1.0, 60))
     async with rig.running():
         reply = await rig.start(kind=kind, replicated=True)
+        if had_reader:
+            cursor = reply.entries()
+            await anext(cursor)
+            await cursor.aclose()
         await passed(62)
         assert (await read(await rig.parts.find(ANNA, reply.reply_id))).code == "done"
 
@@ -274,13 +279,19 @@ async def test_fourth_reply_of_a_user_waits_for_the_first_to_end() -> None:
 @pytest.mark.covers("002 load spikes cause instant rejections")
 @pytest.mark.covers("002 `QUEUE_FAILOVER_TIMEOUT_SECONDS`")
 @pytest.mark.covers("002 requests can still time out after 30 s")
-async def test_reply_that_waits_too_long_ends_with_queue_timeout() -> None:
-    rig = ReplyRig(provider=slow(1.0, 200))
+@pytest.mark.parametrize(
+    ("queue", "seconds"),
+    [(QueueFailoverSettings(), 30), (QueueFailoverSettings(timeout_seconds=45), 45)],
+)
+async def test_reply_that_waits_too_long_ends_with_queue_timeout(
+    queue: QueueFailoverSettings, seconds: float
+) -> None:
+    rig = ReplyRig(StreamingSettings(queue_failover=queue), slow(1.0, 200))
     async with rig.running():
         readings = [asyncio.create_task(read(await rig.start())) for _ in range(4)]
         got = await readings[3]
         assert got.end == ReplyError("queue_timeout", "no model was free in time; try again", 503)
-        assert asyncio.get_running_loop().time() == pytest.approx(30, abs=0.1)
+        assert asyncio.get_running_loop().time() == pytest.approx(seconds, abs=0.1)
 
 
 async def test_prefer_wait_lowers_the_time_in_the_queue_only() -> None:
@@ -301,6 +312,9 @@ async def test_client_that_leaves_the_queue_frees_its_place() -> None:
         await anext(cursor)
         await anext(cursor)
         await cursor.aclose()
+        await passed(0.01)
+        waiting = [each.reply_id for each in rig.parts.replies() if each.state == "waiting"]
+        assert waiting == [fifth.reply_id], "at once"
         got = await read(fifth)
         assert got.code == "done"
         assert len(rig.provider.opened) == 4
@@ -319,6 +333,15 @@ async def test_without_failover_a_reply_that_cannot_run_is_refused_at_once() -> 
             await rig.start()
         assert refused.value.retry_after_seconds
         assert len(list(rig.parts.replies())) == 3
+
+
+async def test_reply_of_an_assistant_waits_without_failover_and_beyond_every_bound() -> None:
+    queue = QueueFailoverSettings(enabled=False, timeout_seconds=5, waiting_per_user=1)
+    rig = ReplyRig(StreamingSettings(queue_failover=queue), slow(1.0, 60), per_user=1)
+    async with rig.running():
+        replies = [await rig.start(kind="assistant", replicated=True) for _ in range(4)]
+        ends = [(await read(reply)).code for reply in replies]
+        assert ends == ["done"] * 4
 
 
 @pytest.mark.covers("002 zero 429 errors")

@@ -7,6 +7,7 @@ import random
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 import pytest
 from hypothesis import given
@@ -34,6 +35,7 @@ ROLE = ProviderChunk(b"role")
 FINISH = ProviderChunk(b"finish", finish=True)
 USAGE = ProviderChunk(b"", usage=ReplyUsage(1, 2, chunk=b"usage"))
 FOREVER = 10_000.0
+SEED = 7
 
 
 def token(text: str) -> ProviderChunk:
@@ -120,11 +122,17 @@ class PlannedLease:
 
 
 def routing(
-    *providers: PlannedProvider, clocks: ReplyClocks | None = None, retries: int = 5
+    *providers: PlannedProvider,
+    clocks: ReplyClocks | None = None,
+    retries: int = 5,
+    base_ms: float = 100,
+    max_ms: float = 5000,
 ) -> Routing:
     model = ModelSettings("m", tuple(f"{each.name}:{each.name}-m" for each in providers), clocks)
-    failover = QueueFailoverSettings(max_retries=retries)
-    rng = random.Random(7)
+    failover = QueueFailoverSettings(
+        max_retries=retries, base_delay_ms=base_ms, max_delay_ms=max_ms
+    )
+    rng = random.Random(SEED)
     return Routing(providers, [model], ReplyClocks(), failover, LoopClock(), rng)
 
 
@@ -286,15 +294,21 @@ async def test_clocks_of_a_model_are_its_own() -> None:
 
 @pytest.mark.covers("002 `QUEUE_FAILOVER_MAX_RETRIES`")
 @pytest.mark.covers("002 `QUEUE_FAILOVER_BASE_DELAY_MS`")
-async def test_list_exhausted_begins_again_with_full_jitter_up_to_the_last_round() -> None:
+@pytest.mark.parametrize(
+    ("base_ms", "max_ms", "bounds"),
+    [(100, 5000, [0.1, 0.2, 0.4]), (2000, 5000, [2, 4, 5]), (2000, 2500, [2, 2.5, 2.5])],
+)
+async def test_list_exhausted_begins_again_with_full_jitter_up_to_the_last_round(
+    base_ms: float, max_ms: float, bounds: Sequence[float]
+) -> None:
     one, two = provider("one", DOWN), provider("two", broken("upstream_garbage"))
-    last = await failure(routing(one, two, retries=2))
+    last = await failure(routing(one, two, retries=3, base_ms=base_ms, max_ms=max_ms))
     assert last.error.code == "upstream_garbage"
-    assert len(one.asked_at) == len(two.asked_at) == 3
+    assert len(one.asked_at) == len(two.asked_at) == 4
     assert one.asked_at == two.asked_at
-    gaps = [b - a for a, b in zip(one.asked_at, one.asked_at[1:], strict=False)]
-    assert 0 < gaps[0] <= 0.1
-    assert 0 < gaps[1] <= 0.2
+    gaps = [b - a for a, b in pairwise(one.asked_at)]
+    rng = random.Random(SEED)
+    assert gaps == pytest.approx([rng.random() * bound for bound in bounds])
 
 
 async def test_without_retries_one_round_is_all() -> None:
@@ -343,16 +357,17 @@ async def test_provider_without_room_pauses_until_its_retry_after(status: int) -
 
 
 @pytest.mark.covers("002 `QUEUE_FAILOVER_MAX_DELAY_MS`")
-async def test_retry_after_pauses_a_provider_for_max_delay_at_most() -> None:
+@pytest.mark.parametrize("max_ms", [5000, 1500])
+async def test_retry_after_pauses_a_provider_for_max_delay_at_most(max_ms: float) -> None:
     one = provider("one", failure_of_status(429, retry_after_seconds=3600.0), WHOLE)
-    assert await read(start(routing(one))) == list(WHOLE)
-    assert 5.0 <= one.asked_at[1] <= 5.1
+    assert await read(start(routing(one, max_ms=max_ms))) == list(WHOLE)
+    assert max_ms / 1000 <= one.asked_at[1] <= max_ms / 1000 + 0.1
 
 
 async def test_pause_without_retry_after_grows() -> None:
     one = provider("one", NO_ROOM, NO_ROOM, NO_ROOM, WHOLE)
     await read(start(routing(one)))
-    gaps = [b - a for a, b in zip(one.asked_at, one.asked_at[1:], strict=False)]
+    gaps = [b - a for a, b in pairwise(one.asked_at)]
     for gap, pause in zip(gaps, (0.1, 0.2, 0.4), strict=True):
         assert pause <= gap <= pause + 0.1
 
