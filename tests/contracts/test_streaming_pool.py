@@ -456,7 +456,6 @@ async def test_step_of_the_clock_frees_nothing_and_stops_nothing(
         assert list((await rig.beat("a")).nodes) == ["a"], "nodes die as before"
 
 
-@pytest.mark.covers("002 the queue's length is tracked")
 def test_state_of_a_pool_by_how_full_it_is() -> None:
     states = [pool_state(active, 100) for active in (0, 69, 70, 89, 90, 99, 100, 180)]
     assert states == [

@@ -5,10 +5,11 @@ reply goes, how often, what of it is logged, and how a dead node looks to its cl
 from __future__ import annotations
 
 import asyncio
+import re
 import signal
 import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from contextlib import asynccontextmanager, suppress
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from work_rigs import until
 
 from engines import Server, free_port, nginx
 from engines.fixtures import had
+from holdfast.streaming.settings import ReplyClocks, ReplyTimes
 
 HOST = "chat.example.com"
 PATIENCE_SECONDS = 20
@@ -129,6 +131,23 @@ async def test_requests_for_replies_go_to_the_nodes_in_turn(path: str) -> None:
         assert r.requests == [3, 3, 3]
 
 
+async def test_node_that_fails_fast_gets_no_more_than_its_turn() -> None:
+    """The others stream: by their connections it would be the idle one."""
+
+    async def stream(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(STREAM_HEAD)
+        await reader.read()  # until its client leaves
+
+    async with rig() as r, AsyncExitStack() as open_streams:
+        fast, *others = r.nodes
+        fast.answer = break_off
+        for node in others:
+            node.answer = stream
+        for _ in range(9):
+            await open_streams.enter_async_context(r.post())
+        assert r.requests == [3, 3, 3]
+
+
 @pytest.mark.parametrize("path", POSTS)
 async def test_refused_connection_leads_to_another_node(path: str) -> None:
     async with rig() as r:
@@ -188,6 +207,8 @@ async def test_node_that_dies_while_it_streams_is_no_clean_end() -> None:
             assert await got.content.readuntil(b"\n\n") == b"data: one\n\n"
             with pytest.raises(aiohttp.ClientPayloadError):
                 await got.read()
+        [request_line] = [head.split("\r\n")[0] for node in r.nodes for head in node.heads]
+        assert request_line.endswith(" HTTP/1.1"), "an answer to 1.0 has no chunks"
 
 
 async def test_with_http_1_0_a_dead_node_would_be_a_clean_end() -> None:
@@ -351,3 +372,12 @@ async def test_one_address_may_ask_for_500_replies_at_once() -> None:
     async with rig() as r:
         statuses = await asyncio.gather(*(status_of(r.post()) for _ in range(500)))
         assert statuses == [200] * 500
+
+
+def test_proxy_waits_longer_than_any_reply_and_not_long_for_a_node() -> None:
+    """Timeouts of minutes; the last two are of the locations of replies."""
+    shipped = nginx.SHIPPED.read_text()
+    *_, asked, read = [float(each) for each in re.findall(r"proxy_read_timeout (\d+)s", shipped)]
+    assert asked > ReplyClocks().reply_seconds
+    assert read > 4 * ReplyTimes().heartbeat_seconds
+    assert re.findall(r"proxy_connect_timeout (\d+)s", shipped) == ["2"]

@@ -10,6 +10,12 @@ import pytest
 from holdfast.bounds import MIB
 from holdfast.errors import BadSetting
 from holdfast.settings import Settings, load
+from holdfast.streaming.reply_log.contract import (
+    BEGUN_SECONDS,
+    ENDED_SECONDS,
+    LOG_BYTES_MAX,
+    LOG_ENTRIES_MAX,
+)
 from holdfast.streaming.settings import StreamingSettings
 
 OPENAI = """
@@ -57,6 +63,8 @@ def test_defaults_are_those_of_the_design() -> None:
     assert astuple(streaming.clocks) == (15, 60, 120, 60, 600, 280)
     assert astuple(streaming.times) == (15, 5, 30, 30, 20)
     assert (http.connections_max, http.per_address_max) == (32_000, 10_000)
+    assert (LOG_BYTES_MAX, LOG_ENTRIES_MAX) == (MIB, 32_000)
+    assert (BEGUN_SECONDS, ENDED_SECONDS) == (30 * 60, 10 * 60)
 
 
 def test_provider_with_a_bound_has_its_own_pool(tmp_path: Path) -> None:
