@@ -98,10 +98,7 @@ class Cluster:
 
     def cpu_seconds(self) -> tuple[float, float]:
         """Of PostgreSQL and of Redis so far."""
-        return (
-            store_alone.server_cpu_seconds(self.database),
-            store_alone.server_cpu_seconds(self.redis),
-        )
+        return self.database.cpu_seconds(), self.redis.cpu_seconds()
 
 
 @contextmanager

@@ -13,12 +13,10 @@ processor times, not the rates.
 from __future__ import annotations
 
 import asyncio
-import os
 import random
 import time
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
-from pathlib import Path
 
 from msgspec.structs import replace
 
@@ -36,19 +34,6 @@ ROUNDS = 3
 
 def _seconds(quick: bool) -> float:
     return 0.3 if quick else 2.0
-
-
-def server_cpu_seconds(server: Server) -> float:
-    """What the process of the server and its children have used so far."""
-    ticks = 0
-    for stat in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            fields = stat.read_text().rpartition(")")[2].split()
-        except OSError:  # it ended meanwhile
-            continue
-        if server.pid in (int(fields[1]), int(stat.parent.name)):
-            ticks += int(fields[11]) + int(fields[12])
-    return ticks / os.sysconf("SC_CLK_TCK")
 
 
 async def create_chats(store: PostgresStore) -> None:
@@ -83,10 +68,10 @@ async def measure(
     ]
     lanes = [[_of_lane(rng, each, group) for _ in range(count)] for each in chats]
     await asyncio.gather(*(send_all(store, [lane.pop()], 0) for lane in lanes))  # makes its plans
-    began, node, used = time.perf_counter(), time.process_time(), server_cpu_seconds(server)
+    began, node, used = time.perf_counter(), time.process_time(), server.cpu_seconds()
     done = sum(await asyncio.gather(*(send_all(store, lane, began + seconds) for lane in lanes)))
     took = time.perf_counter() - began
-    node, used = time.process_time() - node, server_cpu_seconds(server) - used
+    node, used = time.process_time() - node, server.cpu_seconds() - used
     return done / took, node / done * 1e6, used / done * 1e6
 
 

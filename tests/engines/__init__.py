@@ -80,6 +80,22 @@ class Server:
     def log(self) -> Path:
         return self.folder / "server.log"
 
+    def cpu_seconds(self) -> float:
+        """What its process and that one's children have used so far, also those
+        children that ended.
+        """
+        ticks = 0
+        for stat in Path("/proc").glob("[0-9]*/stat"):
+            try:
+                fields = stat.read_text().rpartition(")")[2].split()
+            except OSError:  # it ended meanwhile
+                continue
+            if int(stat.parent.name) == self.pid:
+                ticks += sum(map(int, fields[11:15]))
+            elif int(fields[1]) == self.pid:
+                ticks += sum(map(int, fields[11:13]))
+        return ticks / os.sysconf("SC_CLK_TCK")
+
     def stop(self, *, keep_log: bool = False) -> Path | None:
         """Stop it; returns where the log was kept."""
         for number in (self.stop_signal, signal.SIGKILL):

@@ -5,10 +5,8 @@ versions of a busy chat cannot be removed until it ends.
 from __future__ import annotations
 
 import asyncio
-import os
 import time
 from collections.abc import Iterator
-from pathlib import Path
 
 import asyncpg
 import pytest
@@ -38,19 +36,6 @@ def server() -> Iterator[Server]:
     started.stop()
 
 
-def cpu_seconds(server: Server) -> float:
-    """What the processes of a server have used."""
-    ticks = 0
-    for stat in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            fields = stat.read_text().rpartition(")")[2].split()
-        except OSError:  # it ended meanwhile
-            continue
-        if server.pid in (int(fields[1]), int(stat.parent.name)):
-            ticks += int(fields[11]) + int(fields[12])
-    return ticks / os.sysconf("SC_CLK_TCK")
-
-
 async def change_often(server: Server, times: int) -> None:
     """Leave as many versions of the chat's row as so many groups would."""
     connection = await asyncpg.connect(server.url)
@@ -70,11 +55,11 @@ async def test_open_transaction_does_not_make_sends_of_a_busy_chat_dear(server: 
         await create(store)
 
         async def cost(name: str) -> float:
-            before = cpu_seconds(server)
+            before = server.cpu_seconds()
             for n in range(MEASURED_GROUPS):
                 group = [draft(f"{name}-{n}-{i}") for i in range(SENDS)]
                 acked((await store.append(group))[-1])
-            return cpu_seconds(server) - before
+            return server.cpu_seconds() - before
 
         await cost("warm")
         free = await cost("free")
