@@ -92,20 +92,30 @@ async def test_node_for_which_postgres_has_too_few_connections_does_not_start(
         small.stop()
 
 
-async def test_a_node_takes_no_more_connections_than_its_record_says(tmp_path: Path) -> None:
+async def backends(rig: ClusterRig, last_statement: str = "") -> int:
+    """The connections of nodes, perhaps those only whose last statement began so."""
+    connection = await asyncpg.connect(rig.postgres.url)
+    taken = await connection.fetchval(
+        "SELECT count(*) FROM pg_stat_activity WHERE backend_type = 'client backend'"
+        " AND pid <> pg_backend_pid() AND starts_with(query, $1)",
+        last_statement,
+    )
+    await connection.close()
+    return int(taken)
+
+
+async def test_node_opens_the_connections_of_sends_first_and_none_beyond_its_record(
+    tmp_path: Path,
+) -> None:
     async with asyncio.timeout(100), cluster_rig(tmp_path, nodes=1, with_redis=False) as rig:
+        assert await backends(rig, "CALL holdfast_chats.append") == 8, "and their plans are made"
         chats = [await rig.chat("ann", "bob") for _ in range(8)]
         async with rig.person("ann").online() as ann:
             rest = RestClient(rig.url, admin_key(rig))
             asking = [asyncio.to_thread(rest.get, "/admin/audit") for _ in range(40)]
             sends = [ann.say(chat_id, f"{n}") for n in range(40) for chat_id in chats]
             await asyncio.gather(*asking, *sends)
-            connection = await asyncpg.connect(rig.postgres.url)
-            taken = await connection.fetchval(
-                "SELECT count(*) FROM pg_stat_activity WHERE backend_type = 'client backend'"
-                " AND pid <> pg_backend_pid()"
-            )
-            await connection.close()
+            taken = await backends(rig)
         [node] = (await asyncio.to_thread(rest.get, "/admin/cluster"))["nodes"]
         assert 20 < taken <= node["connections"] == 48
 

@@ -87,6 +87,8 @@ async def open_engines(settings: Settings, state: Path, clock: Clock) -> AsyncIt
         store, log = await _open_chats(settings, state, clock, stack)
         node_id = settings.server.node_id or identity(state, Ids(clock))
         nodes, connections = await _join(settings, node_id, store, stack)
+        if "ingest" in settings.server.roles and not isinstance(store, SqliteStore):
+            await store.prepare_sends()
         shared = await stack.enter_async_context(open_shared_state(settings, state, clock, store))
         jobs = await _open_jobs(settings.work.url, shared.server, state, clock)
         stack.push_async_callback(jobs.close)

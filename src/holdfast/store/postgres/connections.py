@@ -97,6 +97,7 @@ class Connections:
     def __init__(self, server: ChatsServer) -> None:
         settings = server.settings
         self._server = server
+        self._groups_at_once = settings.groups_at_once
         self._groups = Lender(server, settings.groups_at_once, settings.waiting_max)
         self._changes = Lender(server, settings.changes_at_once, settings.waiting_max)
         self._readers = Lender(server, settings.reads_at_once, settings.waiting_max)
@@ -107,6 +108,10 @@ class Connections:
     def adopt(self, connection: ServerConnection) -> None:
         """Lend an open connection first."""
         self._readers.adopt(connection)
+
+    async def open_groups(self, work: Work[None]) -> None:
+        """Open every connection for groups of sends, and do ``work`` with each."""
+        await asyncio.gather(*(self._ask(self._groups, work) for _ in range(self._groups_at_once)))
 
     def append(self, work: Work[T]) -> Awaitable[T]:
         """Carry out a group of sends. It goes on if the caller is cancelled."""
@@ -127,8 +132,12 @@ class Connections:
         return asyncio.shield(task)
 
     async def read(self, work: Work[T]) -> T:
+        return await self._ask(self._readers, work)
+
+    async def _ask(self, lender: Lender, work: Work[T]) -> T:
+        """Carry out what writes nothing. It ends if the caller is cancelled."""
         try:
-            async with self._readers.lend() as connection, asyncio.timeout(self._read_seconds):
+            async with lender.lend() as connection, asyncio.timeout(self._read_seconds):
                 return await work(connection)
         except FOREIGN as error:
             raise translate(error, write=False) from error
