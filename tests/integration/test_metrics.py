@@ -121,6 +121,7 @@ async def test_a_node_shows_every_metric_of_the_message_path(tmp_path: Path) -> 
         assert shown["dependency_up", frozenset({("dependency", "store")})] == 1
 
 
+@pytest.mark.covers("000 Kafka consumer lag high: scale consumers, alert")
 async def test_the_lag_grows_while_fanout_stands_still_and_sends_go_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

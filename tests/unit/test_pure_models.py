@@ -231,7 +231,7 @@ def test_hot_chats_are_those_of_the_last_full_minute(counts: list[tuple[str, int
     hot, now, by_minute = HotChats(100), 0.0, defaultdict[int, Counter[str]](Counter)
     for chat, seconds, messages in counts:
         now += seconds
-        hot.count([chat] * messages, now)
+        hot.count([entry(n, chat, n) for n in range(messages)], now)
         by_minute[int(now // 60)][chat] += messages
         last = by_minute[int(now // 60) - 1]
         assert dict(hot.hot(now)) == {chat: n for chat, n in last.items() if n > 100}

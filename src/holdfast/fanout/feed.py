@@ -135,7 +135,9 @@ class LogFeed:
             self.position = reached
             await self._wait()
             return
-        if self._raises_all(entries):
+        # Everybody's texts pass here: what concerns events only looks at them once.
+        events = [e for e in entries if not isinstance(e.what, Message) or e.what.kind != "text"]
+        if self._raises_all(events):
             await self._take_end()
             return
         read_at = self._clock.monotonic()
@@ -143,12 +145,13 @@ class LogFeed:
             telemetry.message_step("publish", read_at - self._grown_at)
             self._grown_at = None
         self._watch(entries)
-        self._forget_members(entries)
+        for event in events:
+            self._deps.members.forget(event.chat_id)
         self._count(entries)
         await self._deliver_or_dead_letter(entries)
         telemetry.message_step("fan_out", self._clock.monotonic() - read_at)
         self.position = reached
-        await self._measure(entries)
+        self._measure_delay(entries)
         if len(entries) < self._read_entries_max:
             await self._wait()
 
@@ -200,11 +203,11 @@ class LogFeed:
                 failures += 1
                 await asyncio.sleep(self._backoff.bound(failures))
 
-    def _raises_all(self, entries: Sequence[LogEntry]) -> bool:
+    def _raises_all(self, events: Sequence[LogEntry]) -> bool:
         """Whether the batch says, for the first time, that all epochs were raised.
         Every shard says it.
         """
-        bases = (e.what.base for e in entries if isinstance(e.what, AllEpochsRaised))
+        bases = (e.what.base for e in events if isinstance(e.what, AllEpochsRaised))
         return self._is_higher(max(bases, default=0))
 
     def _is_higher(self, base: int) -> bool:
@@ -225,14 +228,8 @@ class LogFeed:
     def _count(self, entries: Sequence[LogEntry]) -> None:
         if missing := self._gaps.missing(entries):
             telemetry.sequence_gap(missing)
-        messages = (entry.chat_id for entry in entries if isinstance(entry.what, Message))
-        self._hot.count(messages, self._clock.monotonic())
+        self._hot.count(entries, self._clock.monotonic())
         telemetry.hot_chats(len(self.hot_chats()))
-
-    def _forget_members(self, entries: Sequence[LogEntry]) -> None:
-        for entry in entries:
-            if not isinstance(entry.what, Message) or entry.what.kind == "event":
-                self._deps.members.forget(entry.chat_id)
 
     async def _deliver_or_dead_letter(self, entries: Sequence[LogEntry]) -> None:
         """Deliver a batch. If a defect in our code stops it, deliver the entries one by
@@ -261,12 +258,8 @@ class LogFeed:
         found = (event.shard, event.offset, reason, message, data[:DATA_BYTES_MAX], at)
         await self._deps.dead_letters.put(DeadLetter(*found, event.tenant, event.chat_id))
 
-    async def _measure(self, entries: Sequence[LogEntry]) -> None:
-        """Measure how far this reader is behind the log. The log is asked for it only
-        if the batch was full; a reader that finds nothing is at the end.
-        """
-        if len(entries) == self._read_entries_max:
-            telemetry.fanout_lag(await self._patiently(lambda: self._deps.log.lag(self.position)))
+    def _measure_delay(self, entries: Sequence[LogEntry]) -> None:
+        """How late the oldest message of a batch is delivered."""
         oldest = next((e.what for e in entries if isinstance(e.what, Message)), None)
         if oldest is not None:
             stamped = datetime.fromisoformat(oldest.created_at).timestamp()

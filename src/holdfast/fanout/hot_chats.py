@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
+from holdfast.message import LogEntry, Message
+
 CHATS_MAX = 100_000
 """In a minute with more chats the later ones are not counted. No setting: it bounds the
 memory, and a node with that many active chats has no use for a longer list.
@@ -23,11 +25,14 @@ class HotChats:
         self._counts: dict[str, int] = {}
         self._hot: dict[str, int] = {}
 
-    def count(self, chat_ids: Iterable[str], now: float) -> None:
-        """Count one more message in each of these chats."""
+    def count(self, entries: Iterable[LogEntry], now: float) -> None:
+        """Count the messages among these entries."""
         self._roll(now)
         counts = self._counts
-        for chat_id in chat_ids:
+        for entry in entries:
+            if not isinstance(entry.what, Message):
+                continue
+            chat_id = entry.chat_id
             if chat_id in counts:
                 counts[chat_id] += 1
             elif len(counts) < CHATS_MAX:

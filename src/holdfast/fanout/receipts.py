@@ -29,17 +29,19 @@ class Receipts:
 
     def on_entries(self, entries: Iterable[LogEntry]) -> None:
         """Remember who sent these messages."""
+        senders = self._senders
         for entry in entries:
             message = entry.what
             if not isinstance(message, Message) or message.kind != "text":
                 continue
-            recent = self._senders.get(message.chat_id)
+            chat_id = entry.chat_id
+            recent = senders.get(chat_id)
             if recent is None:
-                recent = self._senders[message.chat_id] = deque(maxlen=MESSAGES_PER_CHAT)
-                if len(self._senders) > self._max_chats:
-                    self._senders.popitem(last=False)
+                recent = senders[chat_id] = deque(maxlen=MESSAGES_PER_CHAT)
+                if len(senders) > self._max_chats:
+                    senders.popitem(last=False)
             else:
-                self._senders.move_to_end(message.chat_id)
+                senders.move_to_end(chat_id)
             recent.append((message.sequence, entry.tenant, message.sender_id))
 
     def of(self, watermarks: Iterable[Watermark]) -> Iterator[tuple[User, User, Receipt]]:
