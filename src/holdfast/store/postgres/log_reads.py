@@ -69,14 +69,19 @@ async def log_after(
     if not rows:
         return None
     entries: list[LogEntry] = []
-    firsts, counts, reached, unknown = dict[int, int](), dict[int, int](), dict[int, int](), 0
-    # A node pays this for the messages of everybody: columns by place, all at once.
-    for (
+    firsts, reached, unknown = dict[int, int](), dict[int, int](), 0
+    of_shard, begins, longest = -1, 0, 0
+    # A node pays this for the messages of everybody: columns by place, all at once, and
+    # what is of a shard once. Rows are in order of shard and position.
+    for number, (
         shard, position, first, _base, _share, tenant, chat_id, epoch, event, users, numbers,
         message_id, sequence, kind, sender_id, client_id, content, content_type, created_at,
-    ) in rows:  # fmt: skip
-        firsts[shard], reached[shard] = first, position
-        counts[shard] = counts.get(shard, 0) + 1
+    ) in enumerate(rows):  # fmt: skip
+        if shard != of_shard:
+            longest = max(longest, number - begins)
+            of_shard, begins = shard, number
+            firsts[shard] = first
+        reached[shard] = position
         what: Message | LogEvent
         if event is None:
             what = Message(
@@ -89,6 +94,8 @@ async def log_after(
             unknown += event != RETAINED
             continue
         entries.append(LogEntry(shard, position, tenant, chat_id, epoch, what))
+    longest = max(longest, len(rows) - begins)
     base, share = rows[0]["base"], rows[0]["share"]
-    is_whole = len(rows) < limit and max(counts.values()) < share
-    return LogSlice(base, entries, firsts, reached, unknown, is_whole)
+    return LogSlice(
+        base, entries, firsts, reached, unknown, is_whole=len(rows) < limit and longest < share
+    )
