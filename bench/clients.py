@@ -292,15 +292,16 @@ class Senders:
         and of this load, and the mean group. ``others`` gives the processor seconds of
         other processes, whose microseconds per send are found as well.
         """
+        formed = self._formed()  # costs the server too: not while it is measured
         for sender in self._senders:
             sender.window = self._in_flight
             sender.send(self._in_flight)
         await asyncio.sleep(0.25)
-        before, beside = self._used(), others()
+        used, beside = self._used(), others()
         acks, spent, began = self._acks, time.process_time(), time.perf_counter()
         await asyncio.sleep(seconds)
         spent, took = time.process_time() - spent, time.perf_counter() - began
-        done, after = self._acks - acks, self._used()
+        done, used = self._acks - acks, self._used() - used
         beside = [now - then for now, then in zip(others(), beside, strict=True)]
         for sender in self._senders:
             sender.window = 0
@@ -308,17 +309,23 @@ class Senders:
             await asyncio.sleep(0.01)  # ends with the last answer and the last message
         wrong = sum(sender.errors for sender in self._senders)
         assert done and not wrong, f"{wrong} sends were refused or wrongly answered"
-        groups = after["groups"] - before["groups"]
+        sends, groups = (now - then for now, then in zip(self._formed(), formed, strict=True))
         return {
             "per_s": done / took,
-            "cpu_us": (after["cpu"] - before["cpu"]) / done * 1e6,
+            "cpu_us": used / done * 1e6,
             "load_us": spent / done * 1e6,
-            "group": (after["sends"] - before["sends"]) / groups,
+            "group": sends / groups,
             "others_us": [spent / done * 1e6 for spent in beside],
         }
 
-    def _used(self) -> dict[str, float]:
-        return {**ask(self._child, do="used"), **ask(self._child, do="groups")}
+    def _used(self) -> float:
+        """Processor seconds of the server."""
+        return float(ask(self._child, do="used")["cpu"])
+
+    def _formed(self) -> tuple[float, float]:
+        """Sends and groups so far."""
+        formed = ask(self._child, do="groups")
+        return formed["sends"], formed["groups"]
 
     @property
     def _acks(self) -> int:

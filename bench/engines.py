@@ -5,13 +5,14 @@
 - sends: acknowledged sends per second over WebSocket of a node on PostgreSQL against an
   embedded one, under the load of `messaging.py` (128 connections, 16 sends open each);
   the processor time per send of the node, of PostgreSQL and of Redis; and what an entry
-  costs another node that reads the log for nobody (``feed_cpu_us``, beyond what that
-  node takes when nobody sends). Then that load on
-  each of two nodes: ``two_gateways_vs_one`` is the processor time per send of the one
-  node against that of the two, each of which reads the other's messages too;
+  costs another node that reads the log for nobody (``feed_cpu_us``: all that this node
+  takes; ``idle_node_cpu_ms_per_s`` of it is there without a send). Then half of that
+  load on each of two nodes: ``two_gateways_vs_one`` is the processor time per send of
+  the one node against that of the two, each of which reads the other's messages too;
 - cross: from a send at one node to the message at another, 200 sends a second; and to
   the sender's own message, which is the commit's part of it. The processor time of
-  PostgreSQL for a send that is alone in its group, two readers included;
+  PostgreSQL for a send that is alone in its group, two readers included. Then what the
+  disk takes for one write and its sync at that rate, with nothing else;
 - kill: three nodes whose people write in one chat; one node is killed. The longest time
   in which a person at another node has no send acknowledged;
 - idle (with --quick only when named): memory per idle connection of a node, and the
@@ -28,6 +29,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import re
 import sys
 import tempfile
@@ -144,8 +146,7 @@ def measure_sends(cluster: Cluster, quick: bool, figures: Figures, ratios: Figur
     figures["pg_send_cpu_us"] = median(of(one, "cpu_us"))
     figures["pg_server_cpu_us"] = median(server)
     figures["redis_send_cpu_us"] = median(counters)
-    beyond = [us - idle * 1e6 / rate for us, rate in zip(reader, of(one, "per_s"), strict=True)]
-    figures["feed_cpu_us"] = median(beyond)
+    figures["feed_cpu_us"] = median(reader)
     figures["idle_node_cpu_ms_per_s"] = idle * 1000
     figures["two_gateways_cpu_us"] = median(of(two, "cpu_us"))
     ratios["pg_sends_vs_sqlite"] = ratio(of(one, "per_s"), of(embedded, "per_s"))
@@ -156,20 +157,27 @@ async def _sends(
     cluster: Cluster, nodes: Sequence[tuple[Child, Any]], rounds: int, seconds: float
 ) -> tuple[float, list[tuple[dict[str, Any], ...]]]:
     """The processor seconds per second of a node that has nothing to do; and, in each
-    round, the loads of the embedded node, of one of the cluster's and of both of them.
+    round, the loads of the embedded node, of one of the cluster's, and of both of them
+    with half of it each.
     """
     alone, first, second = nodes
 
     def others() -> tuple[float, ...]:
         return (ask(second[0], do="used")["cpu"], *cluster.cpu_seconds())
 
-    embedded, one, other = [
-        await Senders.gather(child, hello["url"], CONNECTIONS, IN_FLIGHT, first=number)
-        for (child, hello), number in ((alone, 0), (first, 0), (second, CONNECTIONS))
+    half = CONNECTIONS // 2
+    embedded, one, *halves = [
+        await Senders.gather(child, hello["url"], count, IN_FLIGHT, first=number)
+        for (child, hello), count, number in (
+            (alone, CONNECTIONS, 0),
+            (first, CONNECTIONS, 0),
+            (first, half, CONNECTIONS),
+            (second, half, CONNECTIONS + half),
+        )
     ]
 
     async def both() -> dict[str, Any]:
-        loads = await asyncio.gather(*(each.load(seconds) for each in (one, other)))
+        loads = await asyncio.gather(*(each.load(seconds) for each in halves))
         per_s = sum(load["per_s"] for load in loads)
         cpu = sum(load["cpu_us"] * load["per_s"] for load in loads)
         return {"per_s": per_s, "cpu_us": cpu / per_s}
@@ -251,6 +259,28 @@ def measure_cross(
     for name, transits in zip(("own", "cross"), uvloop.run(measure()), strict=True):
         figures[f"{name}_node_p50_ms"] = percentile(transits, 50) * 1000
         figures[f"{name}_node_p99_ms"] = percentile(transits, 99) * 1000
+    figures["disk_fsync_p99_ms"] = percentile(disk_syncs(cluster.database, seconds / 2), 99) * 1000
+
+
+def disk_syncs(database: Server, seconds: float) -> list[float]:
+    """Seconds that each write and sync takes, as PostgreSQL does them for a commit: a
+    block in a file that has its size.
+    """
+    block, blocks, taken = bytes(8192), 256, []
+    file = os.open(database.folder / "disk_syncs", os.O_RDWR | os.O_CREAT, 0o600)
+    try:
+        os.pwrite(file, block * blocks, 0)
+        os.fsync(file)
+        began = time.perf_counter()
+        for n in range(int(seconds * PER_SECOND)):
+            time.sleep(max(0.0, began + n / PER_SECOND - time.perf_counter()))
+            moment = time.perf_counter()
+            os.pwrite(file, block, n % blocks * len(block))
+            os.fdatasync(file)
+            taken.append(time.perf_counter() - moment)
+    finally:
+        os.close(file)
+    return taken
 
 
 def measure_kill(
