@@ -9,6 +9,7 @@ from contextlib import asynccontextmanager
 import pytest
 from scripted_durability import ANNA, BELA, CHAT, create_chat
 from store_rigs import act
+from structlog.testing import capture_logs
 
 from holdfast import telemetry
 from holdfast.errors import Unauthorized, Unavailable, UnreadableEvent
@@ -36,12 +37,19 @@ class Log(MemoryEventLog):
     """A log that can be unavailable or lost, or hold an entry that cannot be decoded."""
 
     error: Exception | None = None
+    wait_error: Exception | None = None
     bad: int | None = None
     lags = 0
 
     async def lag(self, after: Position) -> int:
         self.lags += 1
         return await super().lag(after)
+
+    async def wait(self, after: Position) -> None:
+        error, self.wait_error = self.wait_error, None
+        if error is not None:
+            raise error
+        await super().wait(after)
 
     async def read(self, after: Position, limit: int) -> tuple[Sequence[LogEntry], Position]:
         if self.error is not None:
@@ -192,6 +200,37 @@ async def test_feed_waits_for_an_unavailable_log() -> None:
         bench.log.error = None
         await asyncio.sleep(1.1)
         assert bench.receiver.got == [(CHAT, 1)]
+
+
+async def test_log_that_is_restarted_while_the_feed_waits_ends_nothing() -> None:
+    async with running() as bench:
+        restarts = metric("fanout_consumer_restarts_total")
+        bench.log.wait_error = Unavailable("PostgreSQL restarts")
+        await bench.send("a")
+        await asyncio.sleep(0.01)
+        assert metric("dependency_up", dependency="eventlog") == 0
+        await asyncio.sleep(1)
+        assert metric("dependency_up", dependency="eventlog") == 1
+        await bench.send("b")
+        await asyncio.sleep(0.01)
+        assert bench.receiver.got == [(CHAT, 1), (CHAT, 2)]
+        assert metric("fanout_consumer_restarts_total") == restarts
+
+
+@pytest.mark.parametrize(
+    ("error", "level"),
+    [(Unavailable("no dead letter can be kept"), "warning"), (Unauthorized("no"), "critical")],
+)
+async def test_feed_that_ends_is_critical_unless_something_is_unavailable(
+    error: Exception, level: str
+) -> None:
+    bench = Bench()
+    await create_chat(bench.store, ANNA)
+    bench.receiver.error = error
+    with capture_logs() as lines, pytest.raises(type(error)):
+        await bench.feed.run(after=START)
+    [ended] = [line for line in lines if line["event"] == "fanout.reader_ended"]
+    assert ended["log_level"] == level
 
 
 async def test_lost_log_is_read_on_at_its_end_after_the_gateway_was_notified() -> None:

@@ -126,7 +126,8 @@ class LogFeed:
             while True:
                 await self._batch()
         except Exception as error:
-            telemetry.fanout_ended(error)
+            is_defect = not isinstance(error, Unavailable | OutcomeUnknown)
+            telemetry.fanout_ended(error, is_defect=is_defect)
             raise
 
     async def _batch(self) -> None:
@@ -160,7 +161,12 @@ class LogFeed:
         log, or nearly so: reading once more, to find nothing, would cost as much.
         """
         telemetry.fanout_lag(0)
-        await self._deps.log.wait(self.position)
+        try:
+            await self._deps.log.wait(self.position)
+        except (Unavailable, OutcomeUnknown):
+            telemetry.dependency_up("eventlog", False)
+            await asyncio.sleep(self._backoff.bound(1))
+            return  # the next read finds out when it is back
         self._grown_at = self._clock.monotonic()
         # The acks of the commit are queued first: they and the messages of a connection
         # leave in one write.

@@ -298,9 +298,10 @@ def many_dead_letters(in_hour: int) -> None:
     )
 
 
-def fanout_ended(error: BaseException) -> None:
+def fanout_ended(error: BaseException, *, is_defect: bool) -> None:
+    """Not a defect: something that it needs is unavailable, and it starts again."""
     _restarts.inc()
-    log.critical("fanout.reader_ended", error=repr(error))
+    (log.critical if is_defect else log.warning)("fanout.reader_ended", error=repr(error))
 
 
 def log_lost(part: str, offsets: Sequence[int]) -> None:
