@@ -190,6 +190,36 @@ async def test_connection_registered_again_keeps_its_time_and_the_newer_one_wins
         assert (await east.renew("east")).displaced == [old.connection_id]
 
 
+async def test_registration_that_was_under_way_for_long_displaces_no_newer_connection(
+    rig: Opened,
+) -> None:
+    async with rig as (east, west, clock):
+        old = device(ANNA, "east", opened=clock.now_us())
+        clock.advance(1)
+        new = device(ANNA, "west", opened=clock.now_us())
+        clock.advance(1)
+        made = await west.register("west", [new], DEVICES_MAX)
+        assert made.since == {new.connection_id: new.opened}
+        clock.advance(1)
+        late = await east.register("east", [old], DEVICES_MAX)
+        assert late.since == {old.connection_id: old.opened}
+        assert late.displaced == [Displacement("east", old.connection_id)]
+        assert await east.gateways_of([ANNA]) == {"west": {ANNA}}
+        assert (await east.renew("east")).displaced == [old.connection_id]
+
+
+@pytest.mark.parametrize("behind", ["the registry", "the node"])
+async def test_newer_connection_wins_although_a_clock_has_gone_back(
+    rig: Opened, behind: str
+) -> None:
+    async with rig as (east, west, clock):
+        await east.register("east", [device(ANNA, "east", opened=clock.now_us())], DEVICES_MAX)
+        clock.step(-3600)
+        opened = clock.now_us() + (3_600_000_000 if behind == "the registry" else -1)
+        moved = await west.register("west", [device(ANNA, "west", opened=opened)], DEVICES_MAX)
+        assert moved.displaced == [Displacement("east", "east:anna:phone")]
+
+
 async def test_bound_keeps_the_newest_devices_when_an_old_one_is_registered_again(
     rig: Opened,
 ) -> None:

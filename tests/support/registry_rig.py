@@ -9,11 +9,16 @@ DEVICES_MAX = 5
 
 
 def device(
-    user: User, gateway: str, device_id: str = "phone", connection_id: str = "", since: int = 0
+    user: User,
+    gateway: str,
+    device_id: str = "phone",
+    connection_id: str = "",
+    since: int = 0,
+    opened: int = 0,
 ) -> DeviceConnection:
     """A connection; its id says where it is, unless the test names it."""
     name = connection_id or f"{gateway}:{user.user_id}:{device_id}"
-    return DeviceConnection(user, device_id or name, name, since)
+    return DeviceConnection(user, device_id or name, name, since, opened)
 
 
 async def connect(registry: Registry, gateway: str, *users: User) -> Registration:

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import asynccontextmanager
 
 import pytest
@@ -17,7 +17,12 @@ from holdfast.fanout.bus.contract import DeviceDisplaced, Notification
 from holdfast.fanout.bus.memory import MemoryBus, MemoryHub
 from holdfast.fanout.ephemeral import Ephemeral
 from holdfast.fanout.presence import RETRY_SECONDS, PresenceReporter
-from holdfast.fanout.registry.contract import LIVE_SECONDS, RENEW_SECONDS
+from holdfast.fanout.registry.contract import (
+    LIVE_SECONDS,
+    RENEW_SECONDS,
+    DeviceConnection,
+    Registration,
+)
 from holdfast.fanout.registry.memory import MemoryRegistry
 from holdfast.fanout.registry.sweeper import SWEEP_SECONDS, RegistrySweeper
 from holdfast.message import User
@@ -79,8 +84,10 @@ class Gateway:
 
 
 @asynccontextmanager
-async def two_gateways() -> AsyncIterator[tuple[Gateway, Gateway, MemoryRegistry]]:
-    registry, hub = MemoryRegistry(LoopClock()), MemoryHub()
+async def two_gateways(
+    registry: MemoryRegistry | None = None,
+) -> AsyncIterator[tuple[Gateway, Gateway, MemoryRegistry]]:
+    registry, hub = registry or MemoryRegistry(LoopClock()), MemoryHub()
     east, west = Gateway("east", registry, hub), Gateway("west", registry, hub)
     async with east.running(), west.running():
         yield east, west, registry
@@ -104,6 +111,33 @@ async def test_connection_registered_late_does_not_displace_a_newer_one_elsewher
         await settle()
         east.plan.heal()
         await asyncio.sleep(RENEW_SECONDS)
+        assert (east.closed, west.closed) == (["old"], [])
+        assert await registry.gateways_of([ANNA]) == {"west": {ANNA}}
+        west.reporter.on_disconnected("new")
+
+
+class Delayed(MemoryRegistry):
+    """Serves a registration long after it was sent."""
+
+    delay_seconds = 0.0
+
+    async def register(
+        self, gateway: str, connections: Sequence[DeviceConnection], devices_max: int
+    ) -> Registration:
+        seconds, self.delay_seconds = self.delay_seconds, 0.0
+        await asyncio.sleep(seconds)
+        return await super().register(gateway, connections, devices_max)
+
+
+async def test_registration_that_arrives_late_does_not_displace_a_newer_connection() -> None:
+    registry = Delayed(LoopClock())
+    async with two_gateways(registry) as (east, west, _):
+        await settle()
+        registry.delay_seconds = 0.9
+        east.open(ANNA, "old")
+        await asyncio.sleep(0.3)
+        west.open(ANNA, "new")
+        await asyncio.sleep(1)
         assert (east.closed, west.closed) == (["old"], [])
         assert await registry.gateways_of([ANNA]) == {"west": {ANNA}}
         west.reporter.on_disconnected("new")

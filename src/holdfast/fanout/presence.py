@@ -11,8 +11,9 @@ the registry has with its own connections and corrects the difference. So a conn
 that could not be registered is not kept: the comparison finds it. What a lost answer
 had said of a user is asked for again, or is plain from the comparison.
 
-A connection that the comparison registers late counts from the moment it opened: its
-device may have a newer one elsewhere by now, which it must not displace.
+A connection counts from the moment it opened, by the registry's clock as the last
+renewal told it: when a registration arrives late, its device may have a newer one
+elsewhere by now, which it must not displace.
 """
 
 from __future__ import annotations
@@ -72,6 +73,8 @@ class PresenceReporter:
         self._changed: dict[str, DeviceConnection] = {}
         self._opened_at: dict[str, float] = {}
         """Of the connections that are not registered yet."""
+        self._registry_time = (0, 0.0)
+        """The registry's, and this node's when it asked for it: not before that."""
         self._changes = 0
         """As the registry should have counted them."""
         self._unsure: dict[str, DeviceConnection] = {}
@@ -156,20 +159,18 @@ class PresenceReporter:
             )
 
     async def _renew(self) -> None:
-        sent_at = self._clock.monotonic()
+        asked_at = self._clock.monotonic()
         renewal = await _in_time(self._registry.renew(self._gateway))
+        self._registry_time = (renewal.at, asked_at)
         telemetry.registry_answered(is_first=self._is_logged)
         self._is_logged = False
         telemetry.healthy_gateways(renewal.gateways)
         self.close_displaced(renewal.displaced)
         if self._failing or renewal.changes != self._changes:
-            await self._compare(renewal.at, sent_at)
+            await self._compare()
 
-    async def _compare(self, registry_time: int, sent_at: float) -> None:
-        """Make the registry's connections of this gateway equal to its own.
-
-        ``registry_time`` is its answer to a call that was sent at ``sent_at``.
-        """
+    async def _compare(self) -> None:
+        """Make the registry's connections of this gateway equal to its own."""
         recorded = {
             connection.connection_id: connection
             for connection in await _in_time(self._registry.connections_of(self._gateway))
@@ -177,9 +178,8 @@ class PresenceReporter:
         here, unsure = dict(self._here), self._unsure
         maybe_there = unsure | self._changed | recorded
         self._changed, self._unsure, self._failing = {}, {}, False
-        late = [connection for each, connection in here.items() if each not in recorded]
         await self._apply(
-            [self._dated(connection, registry_time, sent_at) for connection in late],
+            [connection for each, connection in here.items() if each not in recorded],
             [connection for each, connection in maybe_there.items() if each not in here],
         )
         self._keep({each: connection.since for each, connection in recorded.items()})
@@ -189,14 +189,14 @@ class PresenceReporter:
             if each in recorded and each in self._here:
                 self._ephemeral.presence(connection.user, "online", renewal.at)
 
-    def _dated(
-        self, connection: DeviceConnection, registry_time: int, sent_at: float
-    ) -> DeviceConnection:
-        """The connection since it opened, by the registry's clock."""
-        open_seconds = sent_at - self._opened_at.get(connection.connection_id, sent_at)
-        if connection.since or open_seconds <= 0:
+    def _dated(self, connection: DeviceConnection) -> DeviceConnection:
+        """With the moment at which it opened, by the registry's clock."""
+        opened_at = self._opened_at.get(connection.connection_id)
+        if connection.since or opened_at is None:
             return connection
-        return connection._replace(since=max(registry_time - int(open_seconds * 1_000_000), 1))
+        registry_time, asked_at = self._registry_time
+        opened = registry_time + int((opened_at - asked_at) * 1_000_000)
+        return connection._replace(opened=max(opened, 1))
 
     async def _apply(
         self, opened: Sequence[DeviceConnection], closed: Sequence[DeviceConnection]
@@ -212,7 +212,7 @@ class PresenceReporter:
             for part in _parts(closed):
                 offline |= await _in_time(self._registry.unregister(self._gateway, part))
                 self._changes += 1
-            for part in _parts(opened):
+            for part in _parts([self._dated(connection) for connection in opened]):
                 made = await _in_time(
                     self._registry.register(self._gateway, part, self._devices_max)
                 )

@@ -1,9 +1,12 @@
 """The seam of the registry. Best effort: no message depends on it.
 
-**Entries.** A device of a user has one connection: the one with the highest ``since``.
-The registry stamps ``since`` when a connection is registered, by its own clock in
-microseconds and above every ``since`` of the user and every one that the calling node
-has seen. So clocks that are wrong, here or in a new primary, displace no newer
+**Entries.** A device of a user has one connection: the one with the highest ``since``,
+in microseconds by the registry's clock. That is when it opened, as its node knows this
+clock from the last renewal: a call may be under way for long, and must not displace
+what opened meanwhile. If that moment is unknown or in the future, or if an entry of the
+user is in the future, the clock was set or is that of a new primary: then the registry
+stamps the connection when it is registered, above every ``since`` of the user and every
+one that the calling node has seen. So clocks that are wrong displace no newer
 connection. A connection that is registered again brings its ``since`` along and keeps
 it.
 
@@ -37,12 +40,15 @@ CONNECTIONS_PER_CALL = 500
 
 
 class DeviceConnection(NamedTuple):
-    """A device's connection to a gateway. ``since`` is 0 until it is registered."""
+    """A device's connection to a gateway. ``since`` is 0 until it is registered;
+    ``opened``: when it opened by the registry's clock, 0 if its node does not know.
+    """
 
     user: User
     device_id: str
     connection_id: str
     since: int = 0
+    opened: int = 0
 
 
 class Displacement(NamedTuple):
@@ -85,8 +91,8 @@ class Registry(Protocol):
     ) -> Registration:
         """Record these connections, at most ``CONNECTIONS_PER_CALL``, in this order.
 
-        A user keeps at most ``devices_max`` devices. A connection that comes with its
-        ``since`` and is older than the device's own is itself displaced.
+        A user keeps at most ``devices_max`` devices. A connection that is older than
+        the device's own is itself displaced.
         """
         ...
 

@@ -47,9 +47,9 @@ class MemoryRegistry:
         since: dict[str, int] = {}
         displaced: list[Displacement] = []
         online: dict[User, int] = {}
-        for user, device_id, connection_id, given in connections:
+        for user, device_id, connection_id, given, opened in connections:
             devices = self._devices.setdefault(user, {})
-            stamp = since[connection_id] = given or self._stamp()
+            stamp = since[connection_id] = given or self._opened(devices, opened) or self._stamp()
             self._last = max(self._last, stamp)
             if not devices:
                 online[user] = self._stamp()
@@ -65,8 +65,17 @@ class MemoryRegistry:
             displaced += self._make_room(user, devices, old, devices_max)
         return Registration(since, displaced, online)
 
+    def _opened(self, devices: Mapping[str, _Entry], opened: int) -> int:
+        """When a new connection opened; 0 if that is unknown, or a clock was set."""
+        highest = max((entry.since for entry in devices.values()), default=0)
+        now = self._now()
+        return opened if opened < now and highest <= now else 0
+
+    def _now(self) -> int:
+        return int(self._clock.now() * 1_000_000)
+
     def _stamp(self) -> int:
-        self._last = max(int(self._clock.now() * 1_000_000), self._last + 1)
+        self._last = max(self._now(), self._last + 1)
         return self._last
 
     def _make_room(
@@ -97,7 +106,7 @@ class MemoryRegistry:
     ) -> Mapping[User, int]:
         known = self._changing(gateway)
         offline: dict[User, int] = {}
-        for user, device_id, connection_id, _ in connections:
+        for user, device_id, connection_id, *_ in connections:
             known.displaced.pop(connection_id, None)
             devices = self._devices.get(user, {})
             entry = devices.get(device_id)

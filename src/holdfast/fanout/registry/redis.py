@@ -83,7 +83,9 @@ class RedisRegistry:
     async def register(
         self, gateway: str, connections: Sequence[DeviceConnection], devices_max: int
     ) -> Registration:
-        packed = [(_key(c.user), c.device_id, c.connection_id, c.since) for c in connections]
+        packed = [
+            (_key(c.user), c.device_id, c.connection_id, c.since, c.opened) for c in connections
+        ]
         body = (gateway, self._last, devices_max, packed)
         since, displaced, online = await self._call("register", body)
         self._last = max(self._last, *since, 0)

@@ -4,7 +4,7 @@
 -- ARGV[2]  what is called
 -- ARGV[3]  the time in microseconds for tests; '' is Redis TIME
 -- ARGV[4]  msgpack, by ARGV[2]:
---          register     [gateway, highest time this node was given, devices max, [[user, device, connection, since], ...]]
+--          register     [gateway, highest time this node was given, devices max, [[user, device, connection, since, opened], ...]]
 --          unregister   [gateway, highest time this node was given, [[user, device, connection], ...]]
 --          renew        [gateway, live, highest time this node was given]
 --          connections  [gateway, cursor, count]
@@ -105,8 +105,13 @@ function verbs.register()
     local user, device, id, stamp = connection[1], connection[2], connection[3], connection[4]
     local key = prefix .. 'devices:' .. user
     local devices, count = devices_of(user)
+    local highest, opened = 0, connection[5]
     for _, entry in pairs(devices) do
-      last = math.max(last, entry[3])
+      highest = math.max(highest, entry[3])
+    end
+    last = math.max(last, highest)
+    if stamp == 0 and opened < now and highest <= now then
+      stamp = opened
     end
     if stamp == 0 then
       last = math.max(now, last + 1)

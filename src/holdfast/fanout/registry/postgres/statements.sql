@@ -1,6 +1,6 @@
 -- name: register
 -- $1 gateway, $2 connections, $3 devices max, $4 highest time given, $5 the time for tests
-SELECT holdfast_cluster.registry_register_1($1, $2, $3, $4, $5)
+SELECT holdfast_cluster.registry_register_2($1, $2, $3, $4, $5)
 
 -- name: unregister
 -- $1 gateway, $2 connections, $3 highest time given, $4 the time for tests

@@ -50,7 +50,7 @@ class PostgresRegistry:
     async def register(
         self, gateway: str, connections: Sequence[DeviceConnection], devices_max: int
     ) -> Registration:
-        packed = [(*c.user, c.device_id, c.connection_id, c.since) for c in connections]
+        packed = [(*c.user, c.device_id, c.connection_id, c.since, c.opened) for c in connections]
         answer = await self._change("register", gateway, _text(packed), devices_max, self._last)
         since, displaced, online = _registration(answer)
         self._last = max(self._last, *since, 0)
