@@ -22,14 +22,11 @@ import msgspec
 from holdfast.access.settings import AccessSettings
 from holdfast.api.deps import ApiSettings
 from holdfast.api.problems import said_of
-from holdfast.bounds import positive
 from holdfast.drivers.cluster import ROLES, ClusterSettings, check_roles
 from holdfast.drivers.files import default_state_dir, read_table, state_dir_in
 from holdfast.drivers.sqlite.database import SqliteSettings
 from holdfast.errors import BadSetting, HoldfastError
-from holdfast.fanout.dead_letters import DeadLetterSettings
-from holdfast.fanout.ephemeral import EphemeralSettings
-from holdfast.fanout.feed import RetrySettings
+from holdfast.fanout.settings import FanoutSettings
 from holdfast.gateway.settings import GatewaySettings
 from holdfast.history.history import HistorySettings
 from holdfast.ingest.durability import ChangeSettings
@@ -147,20 +144,6 @@ class DurabilitySettings:
     chats: ChatSettings = field(default_factory=ChatSettings)
     keys: KeySettings = field(default_factory=KeySettings)
     sqlite: SqliteSettings = field(default_factory=SqliteSettings)
-
-
-@dataclass(frozen=True, slots=True)
-class FanoutSettings:
-    """Fanout: reading the log, retries, dead letters, ephemeral events."""
-
-    read_entries_max: int = 500
-    """Entries read from the event log at once."""
-    retry: RetrySettings = field(default_factory=RetrySettings)
-    dlq: DeadLetterSettings = field(default_factory=DeadLetterSettings)
-    ephemeral: EphemeralSettings = field(default_factory=EphemeralSettings)
-
-    def __post_init__(self) -> None:
-        positive(self, "read_entries_max")
 
 
 @dataclass(frozen=True, slots=True)

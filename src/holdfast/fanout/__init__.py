@@ -12,5 +12,6 @@
 - ``bus``           notifications between nodes
 - ``presence``      keeps the registry true, and learns from it who is online
 - ``ephemeral``     typing, presence and receipts: at most once a second, never stored
+- ``settings``      reading the log, retries, dead letters, ephemeral events
 - ``receipts``      which senders learn that a message was delivered or read (pure)
 """

@@ -21,7 +21,6 @@ import msgspec
 from msgspec.structs import replace
 
 from holdfast import telemetry
-from holdfast.bounds import positive
 from holdfast.clock import Clock, timestamp
 from holdfast.errors import HoldfastError, OutcomeUnknown, Unavailable, UnreadableEvent
 from holdfast.eventlog.contract import START, EventLog, LogLost, Position
@@ -29,8 +28,8 @@ from holdfast.fanout.dead_letters import DATA_BYTES_MAX, DeadLetter, DeadLetters
 from holdfast.fanout.hot_chats import HotChats
 from holdfast.fanout.members import Members
 from holdfast.fanout.routing import Gaps
+from holdfast.fanout.settings import RetrySettings
 from holdfast.message import AllEpochsRaised, LogEntry, Message
-from holdfast.resilience import Backoff
 
 T = TypeVar("T")
 
@@ -47,27 +46,6 @@ class EntryReceiver(Protocol):
         entry that is delivered from now on was committed after this began.
         """
         ...
-
-
-@dataclass(frozen=True, slots=True)
-class RetrySettings:
-    """How often a joined chat is read."""
-
-    max_attempts: int = 3
-    """Attempts to read the membership of a user who joined a chat, the first included;
-    then it is skipped and counted, and the next heartbeat finds it.
-    """
-    initial_backoff_ms: float = 100
-    """The first wait between attempts."""
-    max_backoff_ms: float = 1000
-    """The longest wait between attempts."""
-
-    def __post_init__(self) -> None:
-        positive(self, *self.__slots__)
-
-    @property
-    def backoff(self) -> Backoff:
-        return Backoff(self.initial_backoff_ms / 1000, self.max_backoff_ms / 1000)
 
 
 @dataclass(frozen=True, slots=True)

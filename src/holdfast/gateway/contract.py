@@ -11,7 +11,7 @@ from holdfast.access.principal import Principal
 from holdfast.access.proofs import CursorProofs
 from holdfast.clock import Clock, Ids
 from holdfast.errors import HoldfastError
-from holdfast.fanout.feed import RetrySettings
+from holdfast.fanout.settings import RetrySettings
 from holdfast.gateway.settings import GatewaySettings
 from holdfast.history.history import ChatHistory
 from holdfast.ingest.contract import Sends

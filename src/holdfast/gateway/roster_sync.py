@@ -29,7 +29,7 @@ from typing import NamedTuple, TypeVar
 from holdfast import telemetry
 from holdfast.clock import Clock, Turns
 from holdfast.errors import HoldfastError
-from holdfast.fanout.feed import RetrySettings
+from holdfast.fanout.settings import RetrySettings
 from holdfast.gateway.connection import Connection
 from holdfast.history.history import ChatHistory
 from holdfast.history.memberships import USERS_PER_READ
