@@ -13,6 +13,7 @@ from contextlib import asynccontextmanager
 import pytest
 
 from holdfast.clock import Clock
+from holdfast.errors import Unavailable
 from holdfast.store.leases.contract import Fence, Leases
 from holdfast.store.leases.held import BEAT_SECONDS, LEASE_SECONDS, HeldLease
 from holdfast.store.leases.memory import MemoryLeases
@@ -54,6 +55,55 @@ async def test_one_of_two_holds_it_and_the_other_follows_a_stop_at_once() -> Non
         await asyncio.sleep(BEAT_SECONDS)
         assert two.held.fence is not None
         assert two.held.fence > fence
+
+
+class Rounds:
+    """Work that one node repeats: how often it began, and what came in its way."""
+
+    def __init__(self) -> None:
+        self.began, self.seconds = 0, 0.0
+        self.error: Exception | None = None
+        self.failures: list[str] = []
+
+    async def work(self) -> None:
+        self.began += 1
+        await asyncio.sleep(self.seconds)
+        if self.error is not None:
+            raise self.error
+
+    def on_failure(self, error: Exception) -> None:
+        self.failures.append(type(error).__name__)
+
+
+async def test_one_of_two_nodes_repeats_the_work_and_the_other_takes_over() -> None:
+    leases, made = MemoryLeases(LoopClock()), [Rounds(), Rounds()]
+    tasks = [
+        asyncio.create_task(
+            HeldLease(leases, "work", LoopClock()).repeat(5, each.work, each.on_failure)
+        )
+        for each in made
+    ]
+    await asyncio.sleep(51)
+    assert [each.began for each in made] == [10, 0]
+    tasks[0].cancel()
+    await asyncio.sleep(50)
+    assert [each.began for each in made] == [10, 10]
+    tasks[1].cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def test_round_that_fails_or_hangs_is_reported_and_the_next_one_comes() -> None:
+    lease, rounds = HeldLease(MemoryLeases(LoopClock()), "work", LoopClock()), Rounds()
+    task = asyncio.create_task(lease.repeat(5, rounds.work, rounds.on_failure))
+    rounds.error = Unavailable("the store restarts")
+    await asyncio.sleep(6)
+    rounds.seconds = 60
+    await asyncio.sleep(10)
+    assert rounds.failures == ["Unavailable", "TimeoutError"]
+    rounds.seconds, rounds.error = 0, KeyError("a defect")
+    with pytest.raises(ExceptionGroup):
+        await task
+    assert rounds.began == 3
 
 
 async def test_holder_stops_two_thirds_after_it_sent_its_last_renewal() -> None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 
+from holdfast import telemetry
 from holdfast.clock import Clock, timestamp
 from holdfast.eventlog.contract import Position, SharedLog
 from holdfast.fanout.job_reader import stored_marks
@@ -43,12 +44,7 @@ class LogExpiry:
         self._lease = HeldLease(leases, LEASE, clock)
 
     async def run(self) -> None:
-        async with asyncio.TaskGroup() as group:
-            group.create_task(self._lease.run())
-            while True:
-                await asyncio.sleep(SWEEP_SECONDS)
-                if self._lease.fence is not None:
-                    await self.sweep()
+        await self._lease.repeat(SWEEP_SECONDS, self.sweep, _on_failure)
 
     async def sweep(self) -> None:
         """Forget everything that is old enough now. Raises what the stores raise."""
@@ -68,3 +64,7 @@ class LogExpiry:
             if marks:
                 least = [min(of, marks.get((name, n), 0)) for n, of in enumerate(least)]
         return Position(tuple(least), end.base)
+
+
+def _on_failure(error: Exception) -> None:
+    telemetry.log.warning("fanout.log_expiry_failed", error=str(error) or "it took too long")

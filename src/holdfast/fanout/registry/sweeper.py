@@ -7,11 +7,8 @@ no harm: each user who goes offline is in one answer.
 
 from __future__ import annotations
 
-import asyncio
-
 from holdfast import telemetry
 from holdfast.clock import Clock
-from holdfast.errors import HoldfastError
 from holdfast.fanout.ephemeral import Ephemeral
 from holdfast.fanout.registry.contract import Registry
 from holdfast.store.leases.contract import Leases
@@ -32,19 +29,8 @@ class RegistrySweeper:
         self._lease = HeldLease(leases, LEASE, clock)
 
     async def run(self) -> None:
-        async with asyncio.TaskGroup() as group:
-            group.create_task(self._lease.run())
-            while True:
-                await asyncio.sleep(SWEEP_SECONDS)
-                if self._lease.fence is not None:
-                    await self._sweep()
+        await self._lease.repeat(SWEEP_SECONDS, self._sweep, telemetry.registry_failed)
 
     async def _sweep(self) -> None:
-        try:
-            async with asyncio.timeout(SWEEP_SECONDS):
-                offline = await self._registry.sweep()
-        except (HoldfastError, TimeoutError) as error:
-            telemetry.registry_failed(error)
-            return
-        for user, at in offline.items():
+        for user, at in (await self._registry.sweep()).items():
             self._ephemeral.presence(user, "offline", at)

@@ -9,6 +9,7 @@ can start, unless its clock runs at less than two thirds of the engine's speed.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable
 
 from holdfast import telemetry
 from holdfast.clock import Clock
@@ -21,7 +22,9 @@ HELD_PART = 2 / 3
 
 
 class HeldLease:
-    """``run`` asks for the lease and renews it until cancelled; then it releases it."""
+    """``run`` asks for the lease and renews it until cancelled; then it releases it.
+    ``repeat`` also does the work of the one that holds it.
+    """
 
     def __init__(
         self,
@@ -51,6 +54,27 @@ class HeldLease:
                 await asyncio.sleep(self._beat_seconds)
         finally:
             await self._release()
+
+    async def repeat(
+        self,
+        seconds: float,
+        work: Callable[[], Awaitable[None]],
+        on_failure: Callable[[Exception], None],
+    ) -> None:
+        """``run``, and do the work every ``seconds`` while this node holds the lease. A
+        round that fails, or takes as long itself, is given up until the next.
+        """
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self.run())
+            while True:
+                await asyncio.sleep(seconds)
+                if self.fence is None:
+                    continue
+                try:
+                    async with asyncio.timeout(seconds):
+                        await work()
+                except (HoldfastError, TimeoutError) as error:
+                    on_failure(error)
 
     async def _beat(self) -> None:
         sent_at = self._clock.monotonic()
