@@ -393,6 +393,7 @@ async def test_unreachable_database_is_unavailable_without_its_host_name() -> No
             with pytest.raises(Unavailable) as raised:
                 await call
             assert "127.0.0.1" not in str(raised.value)
+            assert "(Connection refused)" in str(raised.value)
             assert raised.value.retry_after_seconds
         with pytest.raises(Unavailable):
             await anext(PostgresNotifications(settings).notifications())

@@ -1,9 +1,13 @@
-"""Which connections are sessions, by the server process expected and the one met."""
+"""Which connections are sessions, by the server process expected and the one met; and
+what is told of an error.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import functools
+import socket
+import ssl
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any
@@ -11,7 +15,7 @@ from typing import Any
 import asyncpg
 import pytest
 
-from holdfast.drivers.postgres import refuse_shared_sessions
+from holdfast.drivers.postgres import reason, refuse_shared_sessions
 from holdfast.errors import BadSetting
 from holdfast.store.postgres import errors as chat_errors
 from holdfast.work.postgres import errors as work_errors
@@ -92,3 +96,40 @@ def test_error_about_a_url_shows_no_part_of_its_password(
     with pytest.raises(BadSetting, match="no address of PostgreSQL") as refused, reaching():
         int("S3CRET")  # as the driver does with what it takes for the port
     assert "S3CRET" not in str(refused.value) and refused.value.__suppress_context__
+
+
+NO_ENTRY = 'no pg_hba.conf entry for host "10.0.0.9", user "ops", database "chats"'
+
+
+def untrusted() -> ssl.SSLCertVerificationError:
+    error = ssl.SSLCertVerificationError(1, "certificate verify failed for db.internal")
+    error.verify_message = "self-signed certificate"
+    return error
+
+
+@pytest.mark.parametrize(
+    ("error", "told"),
+    [
+        (ConnectionRefusedError(111, "Connect call failed ('10.0.0.9', 5432)"), "refused"),
+        (OSError("Multiple exceptions: [Errno 111] ('10.0.0.9', 5432)"), "cannot be connected to"),
+        (TimeoutError(), "no answer in time"),
+        (socket.gaierror(-2, "db.internal: Name or service not known"), "cannot be resolved"),
+        (untrusted(), "not trusted: self-signed certificate"),
+        (asyncpg.InvalidPasswordError('authentication failed for user "ops"'), "or the password"),
+        (asyncpg.InvalidAuthorizationSpecificationError(NO_ENTRY), "refuses the role"),
+        (asyncpg.TooManyConnectionsError("sorry, too many clients already"), "too many clients"),
+        (
+            asyncpg.InsufficientPrivilegeError("permission denied for table device\nDETAIL: 10.0"),
+            "permission denied for table device",
+        ),
+        (asyncpg.ConnectionDoesNotExistError("connection was closed"), "connection was closed"),
+        (asyncpg.InterfaceError("connection is closed"), "connection is closed"),
+        (asyncpg.PostgresError(""), "PostgresError"),
+        (asyncpg.InternalClientError("of db.internal"), "InternalClientError"),
+    ],
+)
+def test_reason_is_told_without_hosts_roles_and_passwords(error: Exception, told: str) -> None:
+    found = reason(error)
+    assert told in found
+    for hidden in ("10.0", "5432", "db.internal", "ops", "\n"):
+        assert hidden not in found

@@ -14,8 +14,10 @@ keeps one session per connection (``pool_mode = session``) is accepted.
 
 from __future__ import annotations
 
+import os
 import re
 import socket
+import ssl
 from collections.abc import Mapping
 from typing import Any
 
@@ -73,6 +75,29 @@ def driver_text(error: BaseException) -> str:
     """What asyncpg or the system says, without passwords; it may name hosts."""
     text = " ".join(str(error).split()) or type(error).__name__
     return re.sub(r"(://[^:/@\s]*):[^@\s]*@", r"\1:…@", text)
+
+
+def reason(error: BaseException) -> str:
+    """Why PostgreSQL could not be used, for everybody: without hosts, roles and
+    passwords. ``driver_text`` has more, for the log.
+    """
+    text = "it cannot be connected to"
+    match error:
+        case TimeoutError():
+            text = "no answer in time"
+        case socket.gaierror():
+            text = "its name cannot be resolved"
+        case ssl.SSLCertVerificationError():
+            text = f"its certificate is not trusted: {error.verify_message}"
+        case OSError(errno=int(number)):
+            text = os.strerror(number)
+        case asyncpg.InvalidAuthorizationSpecificationError():
+            text = "it refuses the role or the password"
+        case asyncpg.PostgresError() | asyncpg.InterfaceError() if str(error):
+            text = str(error).splitlines()[0]
+        case asyncpg.PostgresError() | asyncpg.InterfaceError() | asyncpg.InternalClientError():
+            text = type(error).__name__
+    return text
 
 
 def wrong_setting(error: asyncpg.ClientConfigurationError) -> BadSetting:

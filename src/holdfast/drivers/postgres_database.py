@@ -23,6 +23,8 @@ from holdfast.drivers.postgres import (
     SessionConnection,
     addresses,
     connect,
+    driver_text,
+    reason,
     refuse_shared_sessions,
 )
 from holdfast.errors import HoldfastError, OutcomeUnknown, Unavailable
@@ -68,12 +70,11 @@ class DatabaseUse(NamedTuple):
     contents: str
 
     def unavailable(self, error: BaseException, what: str) -> HoldfastError:
-        """Unavailable: nothing happened. The cause goes to the log, not to the
-        caller."""
+        """Unavailable: nothing happened. The log has all that the driver says."""
         event = f"{self.part}.database_unavailable"
-        telemetry.log.warning(event, what=what, error=type(error).__name__)
+        telemetry.log.warning(event, what=what, error=driver_text(error))
         failure = Unavailable(
-            f"the database of the {self.contents} cannot {what} now",
+            f"the database of the {self.contents} cannot {what} now ({reason(error)})",
             retry_after_seconds=RETRY_AFTER_SECONDS,
         )
         failure.__cause__ = error

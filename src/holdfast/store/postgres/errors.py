@@ -13,7 +13,7 @@ from contextlib import contextmanager
 
 import asyncpg
 
-from holdfast.drivers.postgres import driver_text, no_address, wrong_setting
+from holdfast.drivers.postgres import driver_text, no_address, reason, wrong_setting
 from holdfast.errors import (
     BadSetting,
     HoldfastError,
@@ -90,11 +90,10 @@ def translate(error: BaseException, *, write: bool) -> HoldfastError:
     if isinstance(error, NOTHING_HAPPENED):
         return unavailable("PostgreSQL gave up the transaction")
     if isinstance(error, CUT_OFF):
-        # The text may name hosts and ports, which readers of this error must not see.
-        name = type(error).__name__
+        why = reason(error)
         if write:
-            return OutcomeUnknown(f"the commit was not confirmed ({name}); repeat it to find out")
-        return unavailable(f"PostgreSQL did not answer ({name})")
+            return OutcomeUnknown(f"the commit was not confirmed ({why}); repeat it to find out")
+        return unavailable(f"PostgreSQL did not answer ({why})")
     return InternalError(f"{type(error).__name__}: {error}")
 
 
@@ -117,7 +116,7 @@ def reaching(*, at_start: bool) -> Iterator[None]:
     except asyncpg.ClientConfigurationError as error:
         raise wrong_setting(error) from error
     except (asyncpg.LockNotAvailableError, *NOTHING_HAPPENED, *CUT_OFF) as error:
-        why = driver_text(error) if at_start else type(error).__name__
+        why = driver_text(error) if at_start else reason(error)
         raise unavailable(f"cannot connect to PostgreSQL ({why})") from error
     except ValueError:
         raise no_address() from None

@@ -12,6 +12,7 @@ from collections.abc import Callable, Coroutine
 from typing import Any
 
 from holdfast import telemetry
+from holdfast.drivers.postgres import driver_text
 from holdfast.errors import HoldfastError
 from holdfast.store.postgres.errors import FOREIGN
 from holdfast.store.postgres.server import CHANNEL, ChatsServer, ServerConnection
@@ -69,7 +70,7 @@ class CommitNotifications:
                 connection = await self._server.connect()
                 await use(connection)
             except (HoldfastError, *FOREIGN) as error:
-                telemetry.log.warning("store.notifications_interrupted", error=type(error).__name__)
+                telemetry.log.warning("store.notifications_interrupted", error=driver_text(error))
             finally:
                 if connection is not None:
                     connection.terminate()

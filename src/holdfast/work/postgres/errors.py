@@ -10,7 +10,7 @@ from contextlib import contextmanager
 
 import asyncpg
 
-from holdfast.drivers.postgres import driver_text, no_address, wrong_setting
+from holdfast.drivers.postgres import driver_text, no_address, reason, wrong_setting
 from holdfast.errors import BadSetting, HoldfastError, InternalError, OutcomeUnknown, Unavailable
 from holdfast.work.job import InvalidArgument
 
@@ -71,9 +71,7 @@ def translate(error: BaseException) -> HoldfastError:
     if isinstance(error, asyncpg.InsufficientPrivilegeError):
         return BadSetting(f"PostgreSQL: {text}: see the roles in docs/guides/work.md")
     if isinstance(error, CUT_OFF):
-        # The text may name hosts and ports, which readers of this error must not see.
-        # The log has the cause.
-        return OutcomeUnknown(f"the connection to PostgreSQL was lost: {type(error).__name__}")
+        return OutcomeUnknown(f"the connection to PostgreSQL was lost: {reason(error)}")
     return InternalError(f"{type(error).__name__}: {text}")
 
 

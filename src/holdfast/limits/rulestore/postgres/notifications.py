@@ -29,6 +29,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any, Self
 
 from holdfast import telemetry
+from holdfast.drivers.postgres import driver_text
 from holdfast.drivers.postgres_database import (
     FOREIGN,
     PostgresSettings,
@@ -107,7 +108,7 @@ class LogFollower:
             try:
                 await self._live()
             except (*FOREIGN, HoldfastError) as error:
-                telemetry.log.warning("limits.follower_disconnected", error=type(error).__name__)
+                telemetry.log.warning("limits.follower_disconnected", error=driver_text(error))
             except Exception as error:  # whatever it is, a node must publish and beat
                 telemetry.defect("limits", error)
             await asyncio.sleep(TAKEOVER_SECONDS)
