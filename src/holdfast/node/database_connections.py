@@ -11,7 +11,7 @@ from holdfast.settings import Settings
 LEASES = 1
 RECORD = 1
 SHARED_STATE = 2
-"""Credentials, revocations, webhook endpoints and dead letters."""
+"""Credentials, revocations, webhook endpoints, dead letters and silences."""
 REGISTRY = 2
 """One for changes and one for lookups; in Redis, if the nodes share one."""
 BUS = 1

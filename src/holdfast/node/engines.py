@@ -41,6 +41,7 @@ from holdfast.streaming.reply_log.contract import ReplyLog
 from holdfast.streaming.reply_log.sqlite import REPLIES, RepliesFile, SqliteReplyLog, SqliteUsage
 from holdfast.streaming.usage_store.contract import UsageStore
 from holdfast.webhooks.contract import WebhookEndpoints
+from holdfast.webhooks.silences import SharedSilences
 from holdfast.webhooks.sqlite import WEBHOOKS
 from holdfast.work.contract import WorkStore
 from holdfast.work.sqlite import WORK, SqliteWork
@@ -67,6 +68,8 @@ class Engines(NamedTuple):
     database_connections: int
     """Of the cluster's PostgreSQL: how many this node may take; 0 without one."""
     dead_letters: DeadLetters
+    silences: SharedSilences | None
+    """Of alerts, if nodes share them."""
     credentials: CredentialStore
     revocations: Revocations
     jobs: WorkStore
@@ -110,6 +113,7 @@ async def open_engines(settings: Settings, state: Path, clock: Clock) -> AsyncIt
             nodes=nodes,
             database_connections=connections,
             dead_letters=shared.dead_letters,
+            silences=shared.silences,
             credentials=shared.credentials,
             revocations=shared.revocations,
             jobs=jobs,

@@ -1,5 +1,6 @@
 """Opens the small state beside the chats: who may come in, webhook endpoints, dead
-letters. In files of the state directory, or in the database of a cluster.
+letters, silences of alerts. In files of the state directory, or in the database of a
+cluster.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from holdfast.settings import Settings
 from holdfast.store.contract import Records
 from holdfast.store.sqlite import SqliteStore
 from holdfast.webhooks.contract import WebhookEndpoints
+from holdfast.webhooks.silences import SharedSilences
 from holdfast.webhooks.sqlite import WEBHOOKS, SqliteEndpoints
 
 
@@ -35,6 +37,8 @@ class SharedState(NamedTuple):
     server: str
     """The permanent name of whose endpoints these are."""
     dead_letters: DeadLetters
+    silences: SharedSilences | None
+    """Those of a cluster; a single node keeps its own."""
 
 
 def open_shared_state(
@@ -60,7 +64,8 @@ async def _in_files(
         stack.push_async_callback(endpoints.close)
         assert isinstance(records, SqliteStore), "the dead letters are in its file"
         dead_letters = await SqliteDeadLetters.open(records, settings.fanout.dlq)
-        yield SharedState(credentials, revocations, endpoints, endpoints.server, dead_letters)
+        server = endpoints.server
+        yield SharedState(credentials, revocations, endpoints, server, dead_letters, None)
 
 
 @asynccontextmanager
@@ -75,6 +80,7 @@ async def _in_database(
         from holdfast.fanout.dead_letters.postgres import PostgresDeadLetters
         from holdfast.store.postgres import PostgresStore
         from holdfast.webhooks.postgres import PostgresEndpoints
+        from holdfast.webhooks.silences.postgres import PostgresSilences
     assert isinstance(records, PostgresStore), "the chats are in the same database"
     database = cluster_database(
         PostgresSettings(settings.cluster.postgres, connections_max=SHARED_STATE),
@@ -87,7 +93,9 @@ async def _in_database(
         revocations = await PostgresRevocations.open(database, clock)
         endpoints = await stack.enter_async_context(PostgresEndpoints.opened(database))
         dead_letters = await PostgresDeadLetters.open(database, settings.fanout.dlq)
-        yield SharedState(credentials, revocations, endpoints, endpoints.server, dead_letters)
+        silences = await PostgresSilences.open(database)
+        server = endpoints.server
+        yield SharedState(credentials, revocations, endpoints, server, dead_letters, silences)
 
 
 def _open_credentials(settings: AccessSettings, state: Path, clock: Clock) -> CredentialStore:

@@ -10,6 +10,7 @@ and a handler delivers it.
 - ``parking``        the jobs of a disabled endpoint, and when they expire
 - ``parts``          the settings, and the parts that a node holds
 - ``alert_sinks``    delivers notices of alerts: to a webhook, a command, the log
+- ``silences``       silences of alerts that hold on every node of a cluster
 - ``sqlite``         endpoints and their deliveries in a SQLite file
 - ``postgres``       endpoints and their deliveries of a cluster
 """
