@@ -61,6 +61,9 @@ def _section(alert: Alert) -> Iterator[str]:
             + ", ".join(f"[{name}](#{name.lower()})" for name in alert.explains)
             + ".\n"
         )
+    if alert.stays_with:
+        name = alert.stays_with
+        yield f"On a node it goes on for as long as [{name}](#{name.lower()}) does.\n"
     if alert.rows:
         yield f"Asked for by document {'; '.join(alert.rows)}.\n"
 

@@ -27,31 +27,25 @@ from engines import free_port
 from holdfast import telemetry
 from holdfast.access.principal import USER_SCOPES
 from holdfast.cli.app import app
-from holdfast.clock import Ids, SystemClock
-from holdfast.errors import BadSetting, Unavailable
+from holdfast.clock import SystemClock
+from holdfast.errors import BadSetting
 from holdfast.message import User
 from holdfast.node.lifecycle import running
 from holdfast.node.node import Node
 from holdfast.settings import ServerSettings, Settings
-from holdfast.telemetry.notices import AlertSettings, AlertView, SinkSettings, notice_body
-from holdfast.webhooks.alert_sinks import (
-    JOB_TYPE,
-    QUEUED_MAX,
-    AlertSinks,
-    UndeliveredNotice,
-    read_secret,
-    run_command,
-    with_alerts,
+from holdfast.telemetry.notices import (
+    AlertSettings,
+    AlertView,
+    Notice,
+    SinkSettings,
+    notice_body,
 )
+from holdfast.webhooks.alert_sinks import AlertSinks, UndeliveredNotice, run_command
 from holdfast.webhooks.signature import verify
-from holdfast.work.handlers import Handlers
-from holdfast.work.job import Policies
-from holdfast.work.sqlite.store import MemoryWork
-from holdfast.work.worker import Worker, WorkerSettings
 
 AT = "2026-01-01T00:00:00.000Z"
 ALERT = AlertView("HoldfastA", "SEV-1", "firing", {}, AT, 1.0, "It is.", "docs/guides/x.md")
-BODY = notice_body([ALERT], "pager", "node_1", "http://n", AT)
+BODY = notice_body(Notice([ALERT]), "pager", "node_1", "http://n")
 
 
 def hook(url: str, **fields: Any) -> SinkSettings:
@@ -59,22 +53,9 @@ def hook(url: str, **fields: Any) -> SinkSettings:
 
 
 @asynccontextmanager
-async def sinks_of(
-    *sinks: SinkSettings, jobs: Any = None, up: bool = True, **settings: float
-) -> AsyncIterator[AlertSinks]:
-    """Sinks with a worker that runs their jobs."""
-    clock = SystemClock()
-    store = jobs or MemoryWork(clock)
-    chosen = AlertSettings(sinks, **settings)
-    found = AlertSinks(chosen, store, lambda: up, clock, Ids(clock))
-    handlers = Handlers()
-    found.register(handlers)
-    policies = with_alerts(Policies()).with_type(JOB_TYPE, base_seconds=0.02, cap_seconds=0.05)
-    quick = WorkerSettings(concurrency=2, poll_max_seconds=0.02)
-    worker = Worker(
-        MemoryWork(clock) if jobs else store, handlers, settings=quick, policies=policies
-    )
-    async with found.running(), worker.running():
+async def sinks_of(*sinks: SinkSettings, **settings: float) -> AsyncIterator[AlertSinks]:
+    found = AlertSinks(AlertSettings(sinks, **settings), SystemClock())
+    async with found.running():
         yield found
 
 
@@ -83,38 +64,31 @@ def failures() -> float:
     return telemetry.REGISTRY.get_sample_value("holdfast_alert_notices_total", labels) or 0.0
 
 
-async def test_notice_is_a_job_that_is_tried_again_and_signed(tmp_path: Path) -> None:
+async def test_notice_to_a_webhook_is_signed_and_has_the_given_number(tmp_path: Path) -> None:
     secret = tmp_path / "secret"
     secret.write_text(SECRET)
     secret.chmod(0o600)
+    done: list[str] = []
     async with receiving() as receiver:
-        receiver.answer = lambda calls: web.Response(status=500 if calls <= 2 else 200)
         sink = hook(receiver.url, secret_file=str(secret))
         async with sinks_of(sink) as sinks:
-            sinks.put(sink, [ALERT], BODY)
-            await until(lambda: len(receiver.calls) == 3)
-            await until(lambda: not sinks.status[0].error)
-        for headers, body in receiver.calls:
-            verify(SECRET, headers, time.time(), body)
-        assert len({headers["webhook-id"] for headers, _ in receiver.calls}) == 1
-        assert json.loads(receiver.calls[0][1]) == BODY
+            sinks.send(sink, "alert_7", [ALERT], BODY, done.append)
+            await until(lambda: done)
+        ((headers, body),) = receiver.calls
+        verify(SECRET, headers, time.time(), body)
+        assert headers["webhook-id"] == "alert_7" and json.loads(body) == BODY
+        assert done == [""] and sinks.errors == {"pager": ""}
 
 
-class NoJobs:
-    """A job store that takes nothing."""
-
-    async def enqueue(self, drafts: Any, marks: Any = ()) -> list[int]:
-        raise Unavailable("the job store is down")
-
-
-@pytest.mark.parametrize("up", [True, False])
-async def test_notice_is_posted_directly_while_the_job_store_fails(up: bool) -> None:
+async def test_delivery_that_a_stop_interrupts_was_not_taken() -> None:
+    done: list[str] = []
     async with receiving() as receiver:
+        receiver.seconds = 1.5
         sink = hook(receiver.url)
-        async with sinks_of(sink, jobs=NoJobs(), up=up) as sinks:
-            sinks.put(sink, [ALERT], BODY)
-            await until(lambda: sinks.status[0].last)
-        assert len(receiver.calls) == 1 and not sinks.status[0].error
+        async with sinks_of(sink) as sinks:
+            sinks.send(sink, "alert_7", [ALERT], BODY, done.append)
+            await until(lambda: receiver.calls)
+        assert done == []
 
 
 async def hang(receiver: Receiver) -> None:
@@ -143,35 +117,34 @@ async def refuse(receiver: Receiver) -> None:
     ],
 )
 async def test_sink_that_takes_nothing_is_counted_and_named(badly: Any, said: str) -> None:
+    done: list[str] = []
     async with receiving() as receiver:
         await badly(receiver)
         before, sink = failures(), hook(receiver.url)
         with capture_logs() as logged:
-            async with sinks_of(sink, jobs=NoJobs(), webhook_seconds=0.3) as sinks:
-                sinks.put(sink, [ALERT], BODY)
-                await until(lambda: sinks.status[0].error)
-        assert re.search(said, sinks.status[0].error)
+            async with sinks_of(sink, webhook_seconds=0.3) as sinks:
+                sinks.send(sink, "alert_7", [ALERT], BODY, done.append)
+                await until(lambda: done)
+        assert re.search(said, sinks.errors["pager"]) and done == [sinks.errors["pager"]]
         assert failures() == before + 1
         (line,) = [each for each in logged if each["event"] == "webhooks.alert_undelivered"]
         assert line["alerts"] == "HoldfastA firing" and line["sink"] == "pager"
 
 
-async def test_sink_that_hangs_keeps_a_bounded_queue_and_delays_no_other(tmp_path: Path) -> None:
+async def test_sink_that_hangs_delays_no_other(tmp_path: Path) -> None:
     out = tmp_path / "got"
+    hung: list[str] = []
+    done: list[str] = []
     async with receiving() as receiver:
         await hang(receiver)
         slow = hook(receiver.url)
-        command = SinkSettings("command", argv=("sh", "-c", f"cat >> {out}; echo >> {out}"))
-        with capture_logs() as logged:
-            async with sinks_of(slow, command, jobs=NoJobs(), webhook_seconds=20.0) as sinks:
-                for _ in range(QUEUED_MAX + 2):
-                    sinks.put(slow, [ALERT], BODY)
-                    await asyncio.sleep(0)
-                sinks.put(command, [ALERT], BODY)
-                await until(lambda: sinks.status[1].last)
+        command = SinkSettings("command", argv=("sh", "-c", f"cat >> {out}"))
+        async with sinks_of(slow, command, webhook_seconds=20.0) as sinks:
+            sinks.send(slow, "alert_1", [ALERT], BODY, hung.append)
+            sinks.send(command, "alert_2", [ALERT], BODY, done.append)
+            await until(lambda: done)
+            assert not hung
         assert json.loads(out.read_text()) == BODY
-        dropped = [each for each in logged if each["event"] == "webhooks.alert_undelivered"]
-        assert len(dropped) == 1 and "wait for it" in dropped[0]["error"]
 
 
 @pytest.mark.parametrize(
@@ -204,8 +177,24 @@ def test_secret_of_no_use_stops_the_start(tmp_path: Path, text: str, mode: int, 
     file = tmp_path / "secret"
     file.write_text(text)
     file.chmod(mode)
-    with pytest.raises(BadSetting, match=said):
-        read_secret(hook("http://x/", secret_file=str(file)))
+    with pytest.raises(BadSetting, match=rf"alerts\.sinks\[0\]\.secret_file: .*{said}"):
+        AlertSinks(AlertSettings((hook("http://x/", secret_file=str(file)),)), SystemClock())
+
+
+@pytest.mark.parametrize(
+    ("argv", "said"),
+    [
+        ("/no/such/page", "/no/such/page does not exist"),
+        ("no-such-page", "no-such-page is not in the PATH"),
+        ("{folder}", "is a directory"),
+        ("{folder}/file", "cannot be run by the server: `chmod \\+x` it"),
+    ],
+)
+def test_command_that_cannot_be_run_stops_the_start(tmp_path: Path, argv: str, said: str) -> None:
+    (tmp_path / "file").touch(mode=0o600)
+    sink = SinkSettings("command", argv=(argv.format(folder=tmp_path),))
+    with pytest.raises(BadSetting, match=rf"alerts\.sinks\[1\]\.argv: .*{said}"):
+        AlertSinks(AlertSettings((SinkSettings(), sink)), SystemClock())
 
 
 def names(receiver: Receiver, status: str) -> set[str]:
@@ -259,26 +248,6 @@ async def said(node: Node, *words: str) -> str:
     assert done.exit_code == 0, done.output
     lines = [line for line in done.stdout.splitlines() if not line[:4].isdigit()]  # of the log
     return "\n".join(lines)
-
-
-async def test_notice_survives_a_restart_of_the_node(tmp_path: Path) -> None:
-    """Nobody listens when the alert fires; the next process delivers it."""
-    port = free_port()
-    settings = Settings(
-        ServerSettings(port=0, state_dir=str(tmp_path / "state")),
-        alerts=AlertSettings((hook(f"http://127.0.0.1:{port}/hook"),)),
-    )
-    async with running(settings, gauges_seconds=0.2) as node:
-        await until(lambda: telemetry.samples(["alerts_firing"])["alerts_firing"])
-        telemetry.duplicate_sequence("chat_x")
-
-        async def undelivered() -> bool:
-            shown = json.loads(await said(node, "alerts", "ls", "--json"))
-            return bool(shown["sinks"][0]["error"])
-
-        await until(undelivered)
-    async with receiving(port) as receiver, running(settings, gauges_seconds=0.2):
-        await until(lambda: "HoldfastDuplicateSequence" in names(receiver, "firing"))
 
 
 def _drop_counter(file: Path) -> None:

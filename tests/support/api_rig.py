@@ -54,7 +54,7 @@ from holdfast.limits.feed import RuleFeed
 from holdfast.limits.limiter.limiter import Limiter
 from holdfast.limits.rules import Rule, RuleSet
 from holdfast.message import User
-from holdfast.node.alerts import NodeAlerts
+from holdfast.node.alerts import AlertDeps, NodeAlerts
 from holdfast.store.leases.memory import MemoryLeases
 from holdfast.store.memory import MemoryStore
 from holdfast.streaming.body_bytes import BodyBytes
@@ -280,11 +280,13 @@ async def serving(
             usage=MemoryUsage(),
             alerts=NodeAlerts(
                 AlertSettings(),
-                "here",
-                "http://holdfast.test",
-                folder or Path("/nowhere"),
-                AlertSinks(AlertSettings(), work.jobs, work.up, clock, ids),
-                clock,
+                AlertDeps(
+                    "here",
+                    "http://holdfast.test",
+                    folder or Path("/nowhere"),
+                    AlertSinks(AlertSettings(), clock),
+                    clock,
+                ),
             ),
             tokens=Tokens(TokenSettings(), shared_secret(SECRET), clock, revocations.check, ids),
             keys=key_ring(),

@@ -2,73 +2,104 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
-from collections.abc import Collection
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection
+from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 from api_rig import serving
 from structlog.testing import capture_logs
 
 from holdfast import telemetry
-from holdfast.clock import Ids, ManualClock
-from holdfast.errors import InvalidMessage
-from holdfast.node.alerts import SETTLED_SECONDS, STARTED_SECONDS, NodeAlerts
+from holdfast.clock import ManualClock, timestamp
+from holdfast.errors import HoldfastError, InvalidMessage, NotFound, Unavailable
+from holdfast.node.alerts import (
+    JUDGE_SECONDS,
+    SETTLED_PAUSES,
+    STARTED_SECONDS,
+    AlertDeps,
+    NodeAlerts,
+)
 from holdfast.telemetry.judge import Judge
-from holdfast.telemetry.notices import AlertSettings, SinkSettings
+from holdfast.telemetry.notices import AlertSettings, Silence, SinkSettings
 from holdfast.webhooks.alert_sinks import AlertSinks
-from holdfast.work.sqlite.store import MemoryWork
+from holdfast.webhooks.silences import SharedSilences
+
+T = TypeVar("T")
 
 HOOK = AlertSettings((SinkSettings("webhook", "pager", "http://127.0.0.1:1/"),))
 
 
 class Bench:
-    """A node's alerts over values that a test sets; ``sent``: to its one sink."""
+    """A node's alerts over values that a test sets; ``sent``: to its one sink, which
+    takes it unless it fails.
+    """
 
-    def __init__(self, folder: Path, clock: ManualClock | None = None) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        clock: ManualClock | None = None,
+        silences: SharedSilences | None = None,
+    ) -> None:
         self.clock = clock or ManualClock()
-        self.lag = 0.0
-        sinks = AlertSinks(HOOK, MemoryWork(self.clock), lambda: True, self.clock, Ids(self.clock))
+        self.halted = 0.0
+        self.error = ""
         self.sent: list[tuple[str, str]] = []
-        sinks.put = lambda sink, alerts, body: self.sent.extend(  # type: ignore[method-assign]
-            (alert.name, alert.state) for alert in alerts
-        )
-        self.alerts = NodeAlerts(HOOK, "n", "http://n", folder, sinks, self.clock, self._samples)
+        self.ids: list[str] = []
+        sinks = AlertSinks(HOOK, self.clock)
+        sinks.send = self._send  # type: ignore[method-assign]
+        deps = AlertDeps("n", "http://n", folder, sinks, self.clock, silences)
+        self.alerts = NodeAlerts(HOOK, deps, self._samples)
+
+    def _send(self, sink: Any, number: str, alerts: Any, body: Any, on_done: Any) -> None:
+        self.sent += [(alert.name, alert.state) for alert in alerts]
+        self.ids.append(number)
+        on_done(self.error)
 
     def _samples(self, names: Collection[str]) -> Any:
-        found = {name: {} for name in names}
-        return {**found, "chats_halted": {(): self.lag}}
+        """Everything is there, at 0."""
+        return {**{name: {(): 0.0} for name in names}, "chats_halted": {(): self.halted}}
 
     async def pass_seconds(self, seconds: float) -> None:
         for _ in range(int(seconds // 5)):
             self.clock.advance(5)
-            self.alerts.judge()
-            await self.alerts._save()
+            await self.alerts.judge()
 
     @property
     def news(self) -> list[tuple[str, str]]:
-        """What was sent since the last look, without the metrics that are absent."""
+        """What was sent since the last look, of chats that are halted."""
         found, self.sent = self.sent, []
-        return [each for each in found if each[0] != "HoldfastMetricAbsent"]
+        return [each for each in found if each[0] == HALTED]
+
+
+HALTED = "HoldfastChatsHalted"
+FIRES, ENDED = (HALTED, "firing"), (HALTED, "resolved")
+
+
+async def nothing() -> None:
+    """Writes no audit record."""
 
 
 async def test_alert_goes_to_the_sink_and_its_end_too(tmp_path: Path) -> None:
     bench = Bench(tmp_path)
     await bench.pass_seconds(10)
-    bench.lag = 1.0
+    bench.halted = 1.0
     await bench.pass_seconds(20)
-    assert bench.news == [("HoldfastChatsHalted", "firing")]
+    assert bench.news == [FIRES]
     (alert, *_) = bench.alerts.alerts
     assert (alert.name, alert.severity, alert.value) == ("HoldfastChatsHalted", "SEV-2", 1.0)
     assert alert.runbook == "docs/guides/runbooks/counter-corruption.md"
-    bench.lag = 0.0
+    bench.halted = 0.0
     await bench.pass_seconds(20)
-    assert bench.news == [("HoldfastChatsHalted", "resolved")]
+    assert bench.news == [ENDED]
 
 
 async def test_metric_that_is_absent_is_an_alert_itself(tmp_path: Path) -> None:
     bench = Bench(tmp_path)
+    bench.alerts._samples = lambda names: {name: {} for name in names}
     await bench.pass_seconds(400)
     absent = [each for each in bench.alerts.alerts if each.name == "HoldfastMetricAbsent"]
     assert {"metric": "holdfast_fanout_lag"} in [each.labels for each in absent]
@@ -80,7 +111,8 @@ async def test_metric_that_was_not_reported_yet_is_not_shown_after_a_start(
 ) -> None:
     """Parts report their dependencies one after another."""
     bench = Bench(tmp_path)
-    bench.alerts.judge()
+    bench.alerts._samples = lambda names: {name: {} for name in names}
+    await bench.alerts.judge()
     assert bench.alerts.alerts == []
     await bench.pass_seconds(STARTED_SECONDS - 5)
     assert bench.alerts.alerts == []
@@ -88,26 +120,178 @@ async def test_metric_that_was_not_reported_yet_is_not_shown_after_a_start(
     assert {each.state for each in bench.alerts.alerts} == {"pending"}
 
 
-async def test_silence_and_what_was_reported_survive_a_restart(tmp_path: Path) -> None:
+async def test_incident_goes_on_over_a_restart_and_is_not_reported_twice(tmp_path: Path) -> None:
     bench = Bench(tmp_path)
-    bench.lag = 1.0
+    bench.halted = 1.0
     await bench.pass_seconds(20)
-    assert bench.news == [("HoldfastChatsHalted", "firing")]
+    assert bench.news == [FIRES]
+    (before, *_) = bench.alerts.alerts
+    later = Bench(tmp_path, bench.clock)
+    assert later.alerts.alerts[0].since == before.since, "shown before anything was judged"
+    await later.pass_seconds(20)
+    assert later.news == [] and later.alerts.alerts[0].state == "firing"
+    later.halted = 1.0
+    await later.pass_seconds(60)
+    assert later.news == [], "it is the same incident"
+    assert later.alerts.alerts[0].since == before.since
+    await later.pass_seconds(3600)
+    assert later.news == [FIRES], "repeated an hour after it was reported"
+    later.halted = 0.0
+    await later.pass_seconds(20)
+    assert later.news == [ENDED]
+
+
+async def test_end_during_a_restart_is_reported_soon(tmp_path: Path) -> None:
+    bench = Bench(tmp_path)
+    bench.halted = 1.0
+    await bench.pass_seconds(20)
+    later = Bench(tmp_path, bench.clock)
+    await later.pass_seconds(SETTLED_PAUSES * JUDGE_SECONDS - 5)
+    assert later.news == [], "nobody has counted yet"
+    await later.pass_seconds(5 + HOOK.group_seconds)
+    assert later.news == [ENDED]
+    assert HALTED not in [each.name for each in later.alerts.alerts]
+
+
+async def test_what_a_sink_did_not_take_is_sent_again_and_by_the_next_process(
+    tmp_path: Path,
+) -> None:
+    bench = Bench(tmp_path)
+    bench.halted, bench.error = 1.0, "it answered 500"
+    bench.alerts._sinks.errors["pager"] = bench.error
+    await bench.pass_seconds(30)
+    assert bench.news == [FIRES] * 3 and len(set(bench.ids)) == 1
+    (sink,) = bench.alerts.sinks
+    assert (sink.failures, sink.waiting, sink.last, sink.error) == (3, 1, "", "it answered 500")
+    assert sink.next_try > timestamp(bench.clock.now())
+    later = Bench(tmp_path, bench.clock)
+    later.halted = 1.0
+    await later.pass_seconds(20)
+    assert later.news == [FIRES] and later.ids == bench.ids[:1]
+    (sink,) = later.alerts.sinks
+    assert (sink.failures, sink.waiting, sink.next_try) == (0, 0, "") and sink.last
+
+
+async def test_disk_that_fails_does_not_keep_alerts_back(tmp_path: Path) -> None:
+    bench = Bench(tmp_path / "gone")
+    bench.halted = 1.0
+    with capture_logs() as logged:
+        await bench.pass_seconds(20)
+    assert bench.news == [FIRES]
+    assert [line["event"] for line in logged] == ["node.alerts_unwritten"], "said once"
+    (tmp_path / "gone").mkdir()
+    await bench.pass_seconds(5)
+    assert (tmp_path / "gone" / "alerts.json").exists(), "tried again"
+
+
+async def test_disk_that_hangs_does_not_keep_alerts_back(tmp_path: Path) -> None:
+    bench = Bench(tmp_path)
+    disk = asyncio.Event()
+    bench.alerts._write = disk.wait  # type: ignore[assignment, method-assign]
+    bench.halted = 1.0
+    await bench.pass_seconds(20)
+    assert bench.news == [FIRES]
+
+
+async def test_silence_survives_a_restart_until_it_ends(tmp_path: Path) -> None:
+    bench = Bench(tmp_path)
     recorded = []
 
     async def record() -> None:
         recorded.append(True)
 
-    made = await bench.alerts.silence("HoldfastJobsOld", 3600, "import", "key_1", record)
+    made = await bench.alerts.silence(HALTED, 3600, "import", "key_1", record)
     assert recorded == [True] and bench.alerts.silences == [made]
     later = Bench(tmp_path, bench.clock)
     assert later.alerts.silences == [made]
-    await later.pass_seconds(SETTLED_SECONDS - 60)
-    assert later.news == [], "it may be pending here"
-    await later.pass_seconds(120)
-    assert later.news == [("HoldfastChatsHalted", "resolved")]
+    later.halted = 1.0
+    await later.pass_seconds(60)
+    assert later.news == [] and later.alerts.alerts[0].silenced_until == made.until
     later.clock.advance(3600)
     assert later.alerts.silences == [], "it has ended"
+    await later.pass_seconds(20)
+    assert later.news == [FIRES]
+
+
+async def test_silence_that_is_ended_early_is_over(tmp_path: Path) -> None:
+    bench = Bench(tmp_path)
+    made = await bench.alerts.silence(HALTED, 3600, "import", "key_1", nothing)
+    assert await bench.alerts.end_silence(HALTED, nothing) == made
+    assert bench.alerts.silences == Bench(tmp_path, bench.clock).alerts.silences == []
+    with pytest.raises(NotFound, match="HoldfastChatsHalted is not silenced"):
+        await bench.alerts.end_silence(HALTED, nothing)
+
+
+class Shared:
+    """The silences of a cluster; ``error``: of the next calls."""
+
+    def __init__(self) -> None:
+        self.kept: dict[str, Silence] = {}
+        self.error: HoldfastError | None = None
+        self.on_read: Callable[[], Awaitable[Any]] = nothing
+
+    async def read(self) -> list[Silence]:
+        found = list(self.kept.values())
+        await self.on_read()
+        return self._answer(found)
+
+    async def put(self, silence: Silence) -> None:
+        self._answer(None)
+        self.kept[silence.alert] = silence
+
+    async def remove(self, alert: str) -> None:
+        self._answer(None)
+        self.kept.pop(alert, None)
+
+    def _answer(self, value: T) -> T:
+        if self.error is not None:
+            raise self.error
+        return value
+
+
+@asynccontextmanager
+async def following(*benches: Bench) -> AsyncIterator[None]:
+    tasks = [asyncio.create_task(bench.alerts.follow()) for bench in benches]
+    try:
+        yield
+    finally:
+        for task in tasks:
+            task.cancel()
+
+
+async def test_silence_of_one_node_holds_on_the_others(tmp_path: Path) -> None:
+    shared = Shared()
+    (tmp_path / "one").mkdir()
+    (tmp_path / "two").mkdir()
+    one, two = Bench(tmp_path / "one", None, shared), Bench(tmp_path / "two", None, shared)
+    made = await one.alerts.silence(HALTED, 3600, "import", "key_1", nothing)
+    async with following(one, two):
+        await asyncio.sleep(JUDGE_SECONDS)
+        assert two.alerts.silences == [made]
+        shared.error = Unavailable("PostgreSQL does not answer")
+        await asyncio.sleep(JUDGE_SECONDS)
+        assert two.alerts.silences == [made], "what is in force stays"
+        with pytest.raises(Unavailable):
+            await two.alerts.end_silence(HALTED, nothing)
+        assert two.alerts.silences == [made]
+        shared.error = None
+        await two.alerts.end_silence(HALTED, nothing)
+        await asyncio.sleep(JUDGE_SECONDS)
+        assert one.alerts.silences == []
+
+
+async def test_silence_made_while_others_are_read_is_not_forgotten(tmp_path: Path) -> None:
+    shared = Shared()
+    bench = Bench(tmp_path, None, shared)
+
+    async def meanwhile() -> None:
+        shared.on_read = nothing
+        await bench.alerts.silence(HALTED, 3600, "import", "key_1", nothing)
+
+    shared.on_read = meanwhile
+    async with following(bench):
+        await asyncio.sleep(1)
+        assert [each.alert for each in bench.alerts.silences] == [HALTED]
 
 
 async def test_damaged_file_is_left_behind_with_a_line(tmp_path: Path) -> None:
@@ -150,6 +334,7 @@ async def test_judging_costs_less_than_a_millisecond_a_second(tmp_path: Path) ->
         ({"alert": "HoldfastJobsOld", "reason": "x"}, "seconds"),
         ({"alert": "HoldfastJobsOld", "seconds": 31 * 86400, "reason": "x"}, "seconds"),
         ({"alert": "HoldfastJobsOld", "seconds": -1, "reason": "x"}, "seconds"),
+        ({"alert": "HoldfastJobsOld", "seconds": 0, "reason": "x"}, "seconds"),
         ({"alert": "None", "seconds": 60, "reason": "x"}, "alert"),
     ],
 )
@@ -176,6 +361,13 @@ async def test_silence_is_in_the_audit_and_shown(tmp_path: Path) -> None:
         (record,) = (await rest.ask("GET", "/admin/audit", rest.admin_key())).json()["records"]
         assert (record["action"], record["target"]) == ("alert.silence", "HoldfastJobsOld")
         assert record["reason"] == "import"
+        ended = {"alert": "HoldfastJobsOld", "reason": "done"}
+        over = await rest.ask("POST", "/admin/alerts/unsilence", rest.admin_key(), ended)
+        assert over.json() == made.json()
+        over = await rest.ask("POST", "/admin/alerts/unsilence", rest.admin_key(), ended)
+        assert (over.status_code, over.json()["error"]["code"]) == (404, "NOT_FOUND")
+        records = (await rest.ask("GET", "/admin/audit", rest.admin_key())).json()["records"]
+        assert [each["action"] for each in records] == ["alert.silence", "alert.unsilence"]
         tested = await rest.ask(
             "POST", "/admin/alerts/test", rest.admin_key(), {"reason": "new pager"}
         )

@@ -91,11 +91,11 @@ def sink(**fields: str) -> dict[str, Any]:
     ("sinks", "expected", "said"),
     [
         ([sink(last="2026-01-01T00:00Z")], Grade.good, "pager took the last notice, 2026-01-01"),
-        ([sink()], Grade.look, "pager has had no notice since the start"),
+        ([sink()], Grade.look, "pager has not taken a notice yet"),
         (
             [sink(last="2026-01-01", error="it answered 500")],
             Grade.bad,
-            "2026-01-01: it answered 5",
+            "did not take the last notice: it answered 5",
         ),
         ([sink(name="log", kind="log")], Grade.look, "go to the log only"),
         ([sink(name="log", kind="log"), sink(last="x")], Grade.good, "pager took the last notice"),

@@ -7,7 +7,7 @@ import pytest
 from holdfast.telemetry.alert import Alert, Severity
 from holdfast.telemetry.alerts import ALERTS
 from holdfast.telemetry.causes import causes_first
-from holdfast.telemetry.notices import AlertView, notice_body, worst_of_each
+from holdfast.telemetry.notices import AlertView, Notice, notice_body, worst_of_each
 
 BY_NAME = {alert.name: alert for alert in ALERTS}
 
@@ -95,6 +95,6 @@ def test_alerts_that_one_explains_exist_and_do_not_explain_it(alert: Alert) -> N
 
 def test_notice_names_the_cause() -> None:
     alerts = causes_first([view("HoldfastStoreDown"), view("HoldfastDiskFull")])
-    disk, store = notice_body(alerts, "pager", "n", "http://n", "")["alerts"]
+    disk, store = notice_body(Notice(alerts), "pager", "n", "http://n")["alerts"]
     assert disk["annotations"].keys() == {"summary", "runbook"}
     assert store["annotations"]["explained_by"] == "HoldfastDiskFull"

@@ -2,30 +2,54 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 from msgspec import structs
+from msgspec.json import decode, encode
 
 from holdfast.settings import Settings, differences
 from holdfast.telemetry.notices import (
-    NOTICE_ALERTS_MAX,
+    REMEMBERED_MAX,
+    RETRY_SECONDS,
+    RETRY_SECONDS_MAX,
     AlertSettings,
     AlertView,
+    Notice,
     Notices,
+    SinkMemory,
     SinkSettings,
     notice_body,
+    notice_id,
     worst_of_each,
 )
 
 HOOK = SinkSettings("webhook", url="http://127.0.0.1:1/")
+AT = "2026-01-01T00:00:00.000Z"
 
 
 def view(name: str = "A", severity: str = "SEV-3", **labels: str) -> AlertView:
-    at = "2026-01-01T00:00:00.000Z"
-    return AlertView(name, severity, "firing", labels, at, 1.0, "It is.", "docs/guides/x.md")
+    return AlertView(name, severity, "firing", labels, AT, 1.0, "It is.", "docs/guides/x.md")
+
+
+def due(notices: Notices, firing: list[AlertView], now: float, *silenced: str) -> list[str]:
+    """What the sink gets now."""
+    notice = notices.next(firing, silenced, now, f"at {now:g}")
+    return [f"{each.name} {each.state}" for each in notice.alerts] if notice else []
 
 
 def reported(notices: Notices, firing: list[AlertView], now: float, *silenced: str) -> list[str]:
-    return [f"{each.name} {each.state}" for each in notices.next(firing, silenced, now)]
+    """The same, and the sink takes it."""
+    if found := due(notices, firing, now, *silenced):
+        notices.on_accepted(now, now)
+    return found
+
+
+def refused(notices: Notices, firing: list[AlertView], now: float) -> list[str]:
+    """The same, and the sink does not."""
+    if found := due(notices, firing, now):
+        notices.on_refused(now)
+    return found
 
 
 def test_changes_that_come_together_are_told_together_and_once() -> None:
@@ -83,7 +107,7 @@ def test_sink_hears_its_least_severity_and_worse(least: str, expected: int) -> N
     sink = SinkSettings("command", argv=("true",), severity=least)
     notices = Notices(sink, AlertSettings())
     all_of_them = [view(each, each) for each in ("SEV-1", "SEV-2", "SEV-3", "warning")]
-    assert len(notices.next(all_of_them, (), 0)) == expected
+    assert len(due(notices, all_of_them, 0)) == expected
 
 
 def test_silenced_alert_is_not_told_until_the_silence_ends() -> None:
@@ -95,15 +119,129 @@ def test_silenced_alert_is_not_told_until_the_silence_ends() -> None:
     assert reported(notices, [], 4015, "A") == ["A resolved"], "its end is good news"
 
 
-def test_next_process_tells_the_end_of_what_the_last_one_told() -> None:
-    before = [view("A"), view("B")]
-    notices = Notices(HOOK, AlertSettings(), reported=before, settled_at=300)
-    assert reported(notices, [view("A")], 5) == [], "B may be pending still"
-    assert reported(notices, [view("A")], 100) == []
-    reported(notices, [], 105)
-    assert reported(notices, [], 115) == ["A resolved"], "this process has seen it"
-    reported(notices, [], 300)
-    assert reported(notices, [], 310) == ["B resolved"]
+def test_sink_that_takes_nothing_is_tried_again_with_bounded_pauses() -> None:
+    notices = Notices(HOOK, AlertSettings())
+    tries = [now for now in range(0, 1000, 5) if refused(notices, [view("A", "SEV-1")], now)]
+    pauses = [after - before for before, after in pairwise(tries)]
+    assert pauses[:6] == [RETRY_SECONDS, 10, 20, 40, 80, RETRY_SECONDS_MAX]
+    assert set(pauses[5:]) == {RETRY_SECONDS_MAX}
+    assert (notices.failures, notices.waiting, notices.sent_at) == (len(tries), 1, 0)
+    assert reported(notices, [view("A", "SEV-1")], 2000) == ["A firing"]
+    assert (notices.failures, notices.waiting, notices.sent_at) == (0, 0, 2000)
+
+
+def test_end_of_what_a_sink_never_took_is_told_with_both_times() -> None:
+    """A timeout may have been a success, and an incident is not lost unseen."""
+    notices = Notices(HOOK, AlertSettings())
+    assert refused(notices, [view("A", "SEV-1")], 0) == ["A firing"]
+    assert due(notices, [], 5) == []
+    notice = notices.next([], (), 30, "at 30")
+    assert notice is not None
+    (alert,) = notice.alerts
+    assert (alert.state, alert.since, alert.ended) == ("resolved", AT, "at 5")
+    notices.on_refused(30)
+    notice = notices.next([], (), 300, "at 300")
+    assert notice is not None and notice.alerts == [alert], "the end stays when it was"
+    notices.on_accepted(300, 300)
+    assert due(notices, [], 400) == [] and notices.memory.known == []
+
+
+def test_alert_that_came_and_went_while_a_sink_failed_is_told() -> None:
+    notices = Notices(HOOK, AlertSettings(group_seconds=5))
+    for now in (0, 5, 15, 35, 75):
+        refused(notices, [view("A", "SEV-1")], now)
+    assert due(notices, [view("A", "SEV-1"), view("B")], 80) == []
+    assert due(notices, [view("A", "SEV-1"), view("B")], 85) == [], "due, but it is not tried yet"
+    assert reported(notices, [view("A", "SEV-1")], 300) == ["A firing", "B resolved"]
+
+
+def test_new_sev_1_does_not_wait_for_a_sink_to_be_tried_again() -> None:
+    notices = Notices(HOOK, AlertSettings())
+    for now in (0, 5, 15, 35, 75):
+        refused(notices, [view("A", "SEV-1")], now)
+    both = [view("A", "SEV-1"), view("B", "SEV-1")]
+    assert due(notices, [view("A", "SEV-1")], 80) == []
+    assert refused(notices, both, 85) == ["A firing", "B firing"]
+    assert due(notices, both, 90) == [], "once"
+
+
+def test_nothing_overtakes_a_notice_that_is_under_way() -> None:
+    notices = Notices(HOOK, AlertSettings(group_seconds=5))
+    assert due(notices, [view("A", "SEV-1")], 0) == ["A firing"]
+    assert due(notices, [], 5) == due(notices, [], 500) == [], "nobody knows how that ended"
+    notices.on_accepted(505, 505)
+    assert due(notices, [], 505) == [] and due(notices, [], 510) == ["A resolved"]
+    assert due(notices, [view("A", "SEV-1")], 515) == [], "it fires again meanwhile"
+    notices.on_accepted(515, 515)
+    assert due(notices, [view("A", "SEV-1")], 520) == ["A firing"]
+
+
+def test_test_that_a_sink_takes_brings_what_waits() -> None:
+    notices = Notices(HOOK, AlertSettings())
+    for now in (0, 5, 15, 35, 75):
+        refused(notices, [view("A", "SEV-1")], now)
+    assert due(notices, [view("A", "SEV-1")], 80) == []
+    notices.on_tested()
+    assert due(notices, [view("A", "SEV-1")], 85) == ["A firing"]
+
+
+def test_next_process_knows_what_the_last_one_reported_and_owed() -> None:
+    firing = [view("A", "SEV-1"), view("B", "SEV-1")]
+    before = Notices(HOOK, AlertSettings())
+    reported(before, [firing[0]], 1000)
+    refused(before, firing, 1005)
+    memory = decode(encode(before.memory), type=SinkMemory)
+    after = Notices(HOOK, AlertSettings(), memory, now=7, wall_now=1100)
+    assert reported(after, firing[:1], 8) == [], "B has ended; that waits for others"
+    assert reported(after, firing[:1], 18) == ["A firing", "B resolved"]
+    again = Notices(HOOK, AlertSettings(), memory, now=7, wall_now=1100)
+    assert reported(again, firing, 7) == ["A firing", "B firing"], "B was never taken"
+    assert again.waiting == 0
+
+
+def test_restart_does_not_bring_the_repetition_forward() -> None:
+    before = Notices(HOOK, AlertSettings())
+    reported(before, [view("A", "SEV-1")], 1000)
+    after = Notices(HOOK, AlertSettings(), before.memory, now=5, wall_now=2000)
+    assert due(after, [view("A", "SEV-1")], 5) == due(after, [view("A", "SEV-1")], 2604) == []
+    assert due(after, [view("A", "SEV-1")], 2605) == ["A firing"]
+    back = Notices(HOOK, AlertSettings(), before.memory, now=5, wall_now=0)
+    assert due(back, [view("A", "SEV-1")], 3604) == [], "a clock that was set back"
+    assert due(back, [view("A", "SEV-1")], 3605) == ["A firing"]
+
+
+def test_flood_is_told_in_bounded_notices_and_nothing_is_left_out() -> None:
+    notices = Notices(HOOK, AlertSettings())
+    flood = [view(f"A{n}", "SEV-1" if n < 30 else "SEV-3") for n in range(250)]
+    heard: list[str] = []
+    sizes = []
+    for now in range(0, 60, 5):
+        if found := reported(notices, flood, now):
+            heard += found
+            sizes.append(len(found))
+    assert sizes == [100, 100, 50], "and then only after an hour"
+    assert len(set(heard)) == 250 and heard[:30] == [f"A{n} firing" for n in range(30)]
+    ends = [each for now in range(100, 160, 5) for each in reported(notices, [], now)]
+    assert sorted(ends) == sorted(f"A{n} resolved" for n in range(250))
+    assert notices.memory.known == []
+
+
+def test_memory_of_a_flood_is_bounded_and_keeps_the_worst() -> None:
+    notices = Notices(HOOK, AlertSettings())
+    flood = [view(f"A{n}") for n in range(REMEMBERED_MAX)] + [view("Bad", "SEV-1")]
+    due(notices, flood, 0)
+    known = notices.memory.known
+    assert len(known) == REMEMBERED_MAX and known[0].alert.name == "Bad"
+
+
+def test_same_news_has_the_same_number_until_it_is_taken() -> None:
+    body = notice_body(Notice([view("A")]), "pager", "node_1", "http://n")
+    again = notice_body(Notice([view("A")]), "pager", "node_1", "http://n")
+    assert notice_id(body, 5.0) == notice_id(again, 5.0)
+    worse = notice_body(Notice([view("A", "SEV-1")]), "pager", "node_1", "http://n")
+    other = notice_body(Notice([view("A")]), "mail", "node_1", "http://n")
+    ids = {notice_id(body, 5.0), notice_id(body, 6.0), notice_id(worse, 5), notice_id(other, 5)}
+    assert len(ids) == 4
 
 
 def test_worst_of_an_alert_stands_for_it() -> None:
@@ -127,7 +265,7 @@ def test_oldest_of_equals_is_shown_first() -> None:
 
 def test_alert_that_becomes_worse_keeps_its_fingerprint() -> None:
     def identity(alert: AlertView) -> str:
-        body = notice_body([alert], "pager", "node_1", "", "")
+        body = notice_body(Notice([alert]), "pager", "node_1", "")
         return str(body["alerts"][0]["fingerprint"])
 
     assert identity(view("A", "warning")) == identity(view("A", "SEV-2"))
@@ -135,8 +273,8 @@ def test_alert_that_becomes_worse_keeps_its_fingerprint() -> None:
 
 
 def test_notice_has_the_shape_of_alertmanager() -> None:
-    alerts = [view("A", "SEV-1", dependency="store")]
-    body = notice_body(alerts, "pager", "node_1", "http://n", "2026-01-01T01:00:00.000Z")
+    notice = Notice([view("A", "SEV-1", dependency="store")], left_out=5)
+    body = notice_body(notice, "pager", "node_1", "http://n")
     assert set(body) == {
         *("version", "groupKey", "truncatedAlerts", "status", "receiver", "groupLabels"),
         *("commonLabels", "commonAnnotations", "externalURL", "alerts"),
@@ -149,8 +287,7 @@ def test_notice_has_the_shape_of_alertmanager() -> None:
     }  # fmt: skip
     assert one["annotations"]["runbook"] == "docs/guides/x.md"
     assert (one["endsAt"], len(one["fingerprint"])) == ("0001-01-01T00:00:00Z", 16)
-    many = notice_body([view(f"A{n}") for n in range(NOTICE_ALERTS_MAX + 5)], "p", "n", "", "")
-    assert (len(many["alerts"]), many["truncatedAlerts"]) == (NOTICE_ALERTS_MAX, 5)
+    assert body["truncatedAlerts"] == 5
 
 
 @pytest.mark.parametrize(

@@ -20,11 +20,19 @@ TEST_SECONDS_MAX = 90.0
 """A sink may take as long as the settings allow."""
 
 
-class SilenceAlert(RequestBody, frozen=True):
-    """``seconds``: how long; 0 ends a silence."""
+_Name = Annotated[str, Meta(min_length=1, max_length=100)]
 
-    alert: Annotated[str, Meta(min_length=1, max_length=100)]
-    seconds: Annotated[float, Meta(ge=0, le=SILENCE_SECONDS_MAX)]
+
+class SilenceAlert(RequestBody, frozen=True):
+    """``seconds``: how long."""
+
+    alert: _Name
+    seconds: Annotated[float, Meta(gt=0, le=SILENCE_SECONDS_MAX)]
+    reason: _Reason
+
+
+class EndSilence(RequestBody, frozen=True):
+    alert: _Name
     reason: _Reason
 
 
@@ -65,12 +73,20 @@ async def silence_alert(deps: ApiDeps, call: Call) -> Answer:
     body: SilenceAlert = call.body
 
     async def recorded() -> None:
-        what = "alert.silence" if body.seconds else "alert.unsilence"
-        details = f"{body.seconds:g} s" if body.seconds else ""
-        await record(deps, call, what, body.alert, body.reason, details=details)
+        details = f"{body.seconds:g} s"
+        await record(deps, call, "alert.silence", body.alert, body.reason, details=details)
 
     by = call.principal.user_id
     return Answer(await deps.alerts.silence(body.alert, body.seconds, body.reason, by, recorded))
+
+
+async def end_silence(deps: ApiDeps, call: Call) -> Answer:
+    body: EndSilence = call.body
+
+    async def recorded() -> None:
+        await record(deps, call, "alert.unsilence", body.alert, body.reason)
+
+    return Answer(await deps.alerts.end_silence(body.alert, recorded))
 
 
 async def check_sinks(deps: ApiDeps, call: Call) -> Answer:

@@ -157,7 +157,12 @@ ADMIN: Sequence[Endpoint] = (
     Endpoint(
         "POST", "/admin/alerts/silence", alerts.silence_alert, "Do not report an alert for a while",
         "operator", "alerts:write", body=alerts.SilenceAlert, answer=Silence, key="kept",
-        note="On this node. It stays visible; `seconds` 0 ends a silence.",
+        note="No node reports it within a few seconds. It stays visible.",
+    ),
+    Endpoint(
+        "POST", "/admin/alerts/unsilence", alerts.end_silence, "Report an alert again",
+        "operator", "alerts:write", body=alerts.EndSilence, answer=Silence, key="kept",
+        errors=frozenset({404}),
     ),
     Endpoint(
         "POST", "/admin/alerts/test", alerts.check_sinks, "Send a test to the sinks of alerts",

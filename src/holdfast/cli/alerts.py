@@ -47,10 +47,10 @@ def list_alerts(context: CliContext) -> None:
         output.table(("silenced", *columns[1:]), list(silences), empty="")
     output.line("")
     sinks = (
-        (each["name"], each["kind"], each["severity"], each["last"] or "never", each["error"])
+        (each["name"], each["kind"], each["severity"], each["last"] or "never", _trouble(each))
         for each in found["sinks"]
     )
-    columns = ("sink", "kind", "from", "last notice", "error")
+    columns = ("sink", "kind", "from", "last taken", "trouble")
     output.table(columns, sinks, empty="No sinks: alerts are only here and in `holdfast status`.")
 
 
@@ -80,38 +80,55 @@ def check_sinks(
         raise typer.Exit(1)
 
 
+_AlertArgument = Annotated[str, typer.Argument(help="Its name, as `holdfast alerts ls` has it.")]
+_AuditedReason = Annotated[str, typer.Option("--reason", help="Why; it goes into the audit log.")]
+
+
 @alerts.command("silence")
 @remote_command
 def silence_alert(
     context: CliContext,
-    alert: Annotated[str, typer.Argument(help="Its name, as `holdfast alerts ls` has it.")],
-    duration: Annotated[
-        str, typer.Option("--for", help="How long: 30m, 2h, 1d; 0 ends a silence.")
-    ],
-    reason: Annotated[str, typer.Option("--reason", help="Why; it goes into the audit log.")],
+    alert: _AlertArgument,
+    duration: Annotated[str, typer.Option("--for", help="How long: 30m, 2h, 1d.")],
+    reason: _AuditedReason,
 ) -> None:
-    """Do not report an alert for a while, at most 30 days. It stays visible.
+    """Let no node report an alert for a while, at most 30 days. It stays visible.
 
-    Examples:
+    Example:
 
     \b
       holdfast alerts silence HoldfastJobsOld --for 2h --reason "import is running"
-      holdfast alerts silence HoldfastJobsOld --for 0 --reason "import is done"
     """
     body = {"alert": alert, "seconds": seconds_of(duration), "reason": reason}
     made = context.as_operator().post("/admin/alerts/silence", body=body)
-    ended = f"{alert} is reported again"
-    said = f"{alert} is not reported until {made['until']}" if body["seconds"] else ended
-    output.report(context, made, said)
+    output.report(context, made, f"{alert} is not reported until {made['until']}")
+
+
+@alerts.command("unsilence")
+@remote_command
+def end_silence(context: CliContext, alert: _AlertArgument, reason: _AuditedReason) -> None:
+    """End a silence before its time.
+
+    Example:
+
+    \b
+      holdfast alerts unsilence HoldfastJobsOld --reason "import is done"
+    """
+    body = {"alert": alert, "reason": reason}
+    ended = context.as_operator().post("/admin/alerts/unsilence", body=body)
+    output.report(context, ended, f"{alert} is reported again")
 
 
 def seconds_of(text: str) -> int:
-    """The seconds of 90s, 30m, 2h, 1d or 0; InvalidMessage for anything else."""
-    if text == "0":
-        return 0
+    """The seconds of 90s, 30m, 2h or 1d; InvalidMessage for anything else."""
     if (match := re.fullmatch(r"([0-9]{1,6})([smhd])", text)) is None:
         raise InvalidMessage(f"--for is a number with s, m, h or d, as in 30m, not {text!r}")
-    return int(match[1]) * _UNITS[match[2]]
+    if not (seconds := int(match[1]) * _UNITS[match[2]]):
+        raise InvalidMessage(
+            f"--for must be longer than {text}, as in 30m;"
+            " `holdfast alerts unsilence` ends a silence"
+        )
+    return seconds
 
 
 def problem_lines(status: Mapping[str, Any]) -> Iterator[str]:
@@ -147,6 +164,15 @@ def problem_lines(status: Mapping[str, Any]) -> Iterator[str]:
 def _name(alert: Mapping[str, Any]) -> str:
     labels = ", ".join(f"{name}={value}" for name, value in alert["labels"].items())
     return f"{alert['name']} ({labels})" if labels else str(alert["name"])
+
+
+def _trouble(sink: Mapping[str, Any]) -> str:
+    if not sink["failures"]:
+        return str(sink["error"])  # of a test
+    return (
+        f"failed {sink['failures']} times, again at {sink['next_try']};"
+        f" {sink['waiting']} alerts wait: {sink['error']}"
+    )
 
 
 def _state(alert: Mapping[str, Any]) -> str:

@@ -326,14 +326,12 @@ def _alerts(it: Deployment) -> Iterator[Finding]:
     for sink in called:
         name, last = sink["name"], sink["last"]
         if sink["error"]:
-            yield Finding(
-                "alerts", Grade.bad, f"{name} did not take the last notice, {last}:"
-                f" {sink['error']}", f"mend it, then `holdfast alerts test {name}`",
-            )  # fmt: skip
+            what = f"{name} did not take the last notice: {sink['error']}"
+            yield Finding("alerts", Grade.bad, what, f"mend it, then `holdfast alerts test {name}`")
         elif last:
             yield Finding("alerts", Grade.good, f"{name} took the last notice, {last}")
         else:
-            what = f"{name} has had no notice since the start"
+            what = f"{name} has not taken a notice yet"
             yield Finding("alerts", Grade.look, what, f"`holdfast alerts test {name}`")
 
 

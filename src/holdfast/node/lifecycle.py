@@ -9,9 +9,8 @@ import resource
 import signal
 import sys
 from collections.abc import AsyncIterator, Callable
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, nullcontext
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from types import FrameType
 
@@ -27,7 +26,7 @@ from holdfast.gateway.transport.server import bound, serving
 from holdfast.limits.composition import open_limits
 from holdfast.limits.entry_rules import DEFAULT_RULES
 from holdfast.limits.snapshot_file import identity
-from holdfast.node.alerts import NodeAlerts
+from holdfast.node.alerts import AlertDeps, NodeAlerts
 from holdfast.node.backup import Backups, require_no_chats, require_whole
 from holdfast.node.banner import banner_lines
 from holdfast.node.engines import open_engines
@@ -109,16 +108,16 @@ async def _serve(settings: Settings, announce: Callable[[str], None], files_max:
 
 @asynccontextmanager
 async def _alerts(
-    node: Node, work: NodeWork, state: Path, clock: Clock, pause_seconds: float
+    node: Node, sinks: AlertSinks, state: Path, clock: Clock, pause_seconds: float
 ) -> AsyncIterator[NodeAlerts]:
     """The node's alerts, judged while the block runs."""
-    settings, jobs = node.settings.alerts, work.parts
-    sinks = AlertSinks(settings, jobs.jobs, jobs.up, clock, Ids(clock))
-    sinks.register(work.handlers)
-    alerts = NodeAlerts(settings, node.node_id, node.url, state, sinks, clock)
-    judging = partial(alerts.run, pause_seconds)
-    async with sinks.running(), background_task("alerts", judging):
+    shared = node.engines.silences
+    deps = AlertDeps(node.node_id, node.url, state, sinks, clock, shared)
+    alerts = NodeAlerts(node.settings.alerts, deps, pause_seconds=pause_seconds)
+    following = nullcontext() if shared is None else background_task("silences", alerts.follow)
+    async with sinks.running(), following, background_task("alerts", alerts.run):
         yield alerts
+    await alerts.save()
 
 
 def _at_port(settings: Settings, port: int) -> Settings:
@@ -146,6 +145,7 @@ async def running(
         node_id = settings.server.node_id or identity(state, Ids(clock))
         stack.enter_context(telemetry.tracing(settings.traces, node_id))
         telemetry.settings_changed(path for path, _, _ in differences(settings))
+        sinks = AlertSinks(settings.alerts, clock)
         engines = await stack.enter_async_context(open_engines(settings, state, clock))
         limits = await stack.enter_async_context(
             open_limits(settings.limits, state, node_id, DEFAULT_RULES, clock)
@@ -166,7 +166,7 @@ async def running(
         await node.revocations.refresh()
         await stack.enter_async_context(node.background_tasks())
         await stack.enter_async_context(node.streaming.running())
-        alerts = await stack.enter_async_context(_alerts(node, work, state, clock, gauges_seconds))
+        alerts = await stack.enter_async_context(_alerts(node, sinks, state, clock, gauges_seconds))
         await stack.enter_async_context(
             work.running(node.assistant_deps(), engines.leases, engines.shared_log)
         )

@@ -24,7 +24,6 @@ from holdfast.streaming.assistants.reader import AssistantReader
 from holdfast.streaming.assistants.replying import AssistantDeps, AssistantReplies
 from holdfast.streaming.assistants.triggers import Assistants
 from holdfast.streaming.settings import AssistantSettings
-from holdfast.webhooks.alert_sinks import with_alerts
 from holdfast.webhooks.contract import WebhookEndpoints
 from holdfast.webhooks.delivery import (
     FailingEndpoints,
@@ -76,7 +75,7 @@ class NodeWork:
             jobs,
             self.handlers,
             name=node_id,
-            policies=with_alerts(with_assistants(with_webhooks(Policies()))),
+            policies=with_assistants(with_webhooks(Policies())),
             settings=WorkerSettings(
                 concurrency=settings.concurrency,
                 jobs_max=max(4096, settings.concurrency),

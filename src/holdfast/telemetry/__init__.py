@@ -18,6 +18,7 @@ HELP text are those of the design documents.
 - ``objectives``    the list of objectives, and how a node measures them
 - ``causes``        which alert explains which
 - ``notices``       what is reported to sinks of alerts, and when
+- ``incidents``     what fires on a node, over restarts
 - ``logs``          where log lines go, and what is removed from them
 - ``traces``        spans for OpenTelemetry, when configured
 - ``marks``         moments that tests collect or act on

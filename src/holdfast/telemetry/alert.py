@@ -33,7 +33,8 @@ class Alert:
     """``means``: one sentence for whoever is called. ``runbook``: a page under
     docs/guides. ``where``: the series are there only in such a deployment; empty: in
     every one, and that one is missing is itself an alert. ``explains``: the alerts that
-    follow from this one (``telemetry.causes``).
+    follow from this one (``telemetry.causes``). ``stays_with``: the alert that shows
+    its cause; on a node it goes on for as long as that one does.
     """
 
     name: str
@@ -45,6 +46,7 @@ class Alert:
     warning: Condition | None = None
     where: str = ""
     explains: tuple[str, ...] = ()
+    stays_with: str = ""
 
 
 class AlertRule(NamedTuple):

@@ -127,6 +127,11 @@ def _moved(alert: AlertInstance, value: float, now: float) -> AlertInstance:
     return replace(alert, value=value)
 
 
+def window_seconds(value: Expression) -> int:
+    """How far back an expression looks; 0 if only at the present."""
+    return max((each.seconds for each in _increases(value)), default=0)
+
+
 def _increases(value: Expression) -> list[Increase]:
     match value:
         case Increase():

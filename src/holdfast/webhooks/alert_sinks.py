@@ -1,13 +1,12 @@
 """Delivers notices of alerts: to a webhook, a command, the log.
 
-A webhook's notice is a job, so that it survives a restart and is tried again. When the
-job store is what fails, or takes no job, the notice is posted directly: the path of an
-alert must not be the one that it is about. A notice that may have become a job and is
-posted too has the same ``webhook-id`` both times.
+A notice is not a job: the path of an alert must not be one that it may be about, and a
+second path beside it would deliver out of order. What a sink has taken, and what it is
+owed, survives a restart with the node's alerts (``telemetry.notices``); there it is
+also decided when a sink is tried again.
 
-Each sink has a task and a queue of its own: one that hangs delays no other, and never
-the judge. A notice that cannot be delivered is counted and leaves a line with its
-alerts.
+Each delivery is a bounded task of its own: a sink that hangs delays no other, and never
+the judge. A notice that is not taken is counted and leaves a line with its alerts.
 """
 
 from __future__ import annotations
@@ -15,10 +14,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import shutil
 import signal
-from collections import deque
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import asynccontextmanager
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -26,49 +25,37 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from holdfast import telemetry
-from holdfast.clock import Clock, Ids, timestamp
-from holdfast.errors import BadSetting, HoldfastError, InvalidMessage
+from holdfast.clock import Clock
+from holdfast.errors import BadSetting, InvalidMessage
 from holdfast.telemetry.notices import AlertSettings, AlertView, SinkSettings
 from holdfast.webhooks.signature import sign
-from holdfast.work.contract import WorkStore
-from holdfast.work.failures import JobFailed
-from holdfast.work.handlers import Context, Handlers
-from holdfast.work.job import JobDraft, Policies, Reason
 
 if TYPE_CHECKING:
     from holdfast.webhooks.http_client import WebhookCaller
 
-JOB_TYPE = "alert"
-QUEUED_MAX = 16
-"""Notices that wait for one sink; beyond it the oldest is given up, with a line."""
-ENQUEUE_SECONDS = 5.0
 ANSWER_BYTES_MAX = 4096
 OUTPUT_BYTES_MAX = 4096
 """Of what a command prints, for the line about its failure."""
 _encode = msgspec.json.Encoder().encode
-
-
-class AlertNotice(msgspec.Struct, frozen=True):
-    """The payload of a job: which sink, and what it gets."""
-
-    sink: str
-    notice_id: str
-    body: dict[str, Any]
+_OnDone = Callable[[str], None]
+"""Gets why a notice was not taken; nothing if it was."""
 
 
 class SinkStatus(msgspec.Struct, frozen=True):
-    """How a sink's last notice ended. ``last``: empty before the first."""
+    """How a sink does. ``last``: when it last took a notice, empty before. ``error``:
+    why it did not take the last one, empty if it did. ``failures``: how many in a row
+    it did not take. ``waiting``: how many alerts it has not heard of. ``next_try``:
+    when it is tried again, empty if it did not fail.
+    """
 
     name: str
     kind: str
     severity: str
     last: str = ""
     error: str = ""
-
-
-def with_alerts(policies: Policies) -> Policies:
-    """The policies plus those of alerts: soon again, and no breaker."""
-    return policies.with_type(JOB_TYPE, base_seconds=2.0, cap_seconds=300.0, feeds_breaker=False)
+    failures: int = 0
+    waiting: int = 0
+    next_try: str = ""
 
 
 class UndeliveredNotice(Exception):
@@ -76,117 +63,89 @@ class UndeliveredNotice(Exception):
 
 
 class AlertSinks:
-    """All sinks of a node. ``jobs_up``: whether the job store answers."""
+    """All sinks of a node. BadSetting if one can never work."""
 
-    def __init__(
-        self,
-        settings: AlertSettings,
-        jobs: WorkStore,
-        jobs_up: Callable[[], bool],
-        clock: Clock,
-        ids: Ids,
-    ) -> None:
-        self._settings, self._jobs, self._jobs_up = settings, jobs, jobs_up
-        self._clock, self._ids = clock, ids
-        self._secrets = {sink.title: read_secret(sink) for sink in settings.chosen_sinks}
-        self._sinks = {sink.title: sink for sink in settings.chosen_sinks}
-        self._queues = {title: _Queue() for title in self._sinks}
-        self._status = {
-            title: SinkStatus(title, sink.kind, _least(sink)) for title, sink in self._sinks.items()
+    def __init__(self, settings: AlertSettings, clock: Clock) -> None:
+        self._settings, self._clock = settings, clock
+        for number, sink in enumerate(settings.sinks):
+            check_command(sink, f"alerts.sinks[{number}].argv")
+        self._secrets = {
+            sink.title: read_secret(sink, f"alerts.sinks[{number}].secret_file")
+            for number, sink in enumerate(settings.chosen_sinks)
         }
+        self.errors = dict.fromkeys(self._secrets, "")
+        """Why each sink did not take what it was last given; empty if it did."""
         self._opening: asyncio.Task[WebhookCaller] | None = None
-
-    @property
-    def status(self) -> list[SinkStatus]:
-        return list(self._status.values())
-
-    def register(self, handlers: Handlers) -> None:
-        """Let the worker run the jobs of webhooks."""
-        deadline = 2 * self._settings.webhook_seconds + 20
-
-        @handlers.handle(AlertNotice, type=JOB_TYPE, deadline_seconds=deadline)
-        async def deliver(ctx: Context, notice: AlertNotice) -> None:
-            sink = self._sinks.get(notice.sink)
-            if sink is None or sink.kind != "webhook":
-                telemetry.log.warning(
-                    "webhooks.alert_sink_gone", sink=notice.sink, alerts=_names(notice.body)
-                )
-                return
-            try:
-                await self._post(sink, notice.notice_id, notice.body)
-            except UndeliveredNotice as error:
-                self._on_result(sink, notice.body, str(error))
-                raise JobFailed(Reason.TRANSPORT_UNAVAILABLE, str(error)) from None
-            self._on_result(sink, notice.body)
+        self._deliveries = set[asyncio.Task[None]]()
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
-        """Deliver what is put while the block runs."""
-        async with AsyncExitStack() as stack:
-            stack.push_async_callback(self._close)
-            for title, sink in self._sinks.items():
-                task = asyncio.create_task(self._run(sink), name=f"holdfast-alerts-{title}")
-                stack.push_async_callback(_cancelled, task)
-            yield
-
-    def put(self, sink: SinkSettings, alerts: Sequence[AlertView], body: dict[str, Any]) -> None:
-        """Deliver a notice soon. The log has it at once."""
-        if sink.kind == "log":
-            for alert in alerts:
-                _write(alert)
-            self._on_result(sink, body)
-            return
-        dropped = self._queues[sink.title].put(body)
-        if dropped is not None:
-            self._on_result(sink, dropped, f"more than {QUEUED_MAX} notices wait for it")
-
-    async def test(self, sink: SinkSettings, body: dict[str, Any]) -> str:
-        """Deliver a notice now, past the queue and the jobs; returns why it failed, or
-        nothing.
-        """
+        """Leaving the block ends what is under way; whether it was taken is unknown."""
         try:
-            await self._deliver(sink, body, direct=True)
-        except UndeliveredNotice as error:
-            self._on_result(sink, body, str(error))
-            return str(error)
-        self._on_result(sink, body)
-        return ""
+            yield
+        finally:
+            for task in self._deliveries:
+                task.cancel()
+            await asyncio.gather(*self._deliveries, return_exceptions=True)
+            if self._opening is not None:
+                await (await self._opening).close()
 
-    async def _run(self, sink: SinkSettings) -> None:
-        while True:
-            body = await self._queues[sink.title].get()
-            try:
-                if await self._deliver(sink, body):
-                    self._on_result(sink, body)
-            except UndeliveredNotice as error:
-                self._on_result(sink, body, str(error))
-            except Exception as error:
-                telemetry.defect("alerts", error)
-                self._on_result(sink, body, f"{type(error).__name__}: {error}")
+    def send(
+        self,
+        sink: SinkSettings,
+        notice_id: str,
+        alerts: Sequence[AlertView],
+        body: dict[str, Any],
+        on_done: _OnDone,
+    ) -> None:
+        """Deliver a notice; the one before it is done."""
+        delivery = self._send(sink, notice_id, alerts, body, on_done)
+        task = asyncio.create_task(delivery, name=f"holdfast-alerts-{sink.title}")
+        self._deliveries.add(task)
+        task.add_done_callback(self._deliveries.discard)
+
+    async def test(
+        self, sink: SinkSettings, notice_id: str, alerts: Sequence[AlertView], body: dict[str, Any]
+    ) -> str:
+        """Deliver a notice beside the others; returns why it failed, or nothing."""
+        error = ""
+        try:
+            await self._deliver(sink, notice_id, alerts, body)
+        except UndeliveredNotice as undelivered:
+            error = str(undelivered)
+        self._on_result(sink, body, error)
+        return error
+
+    async def _send(
+        self,
+        sink: SinkSettings,
+        notice_id: str,
+        alerts: Sequence[AlertView],
+        body: dict[str, Any],
+        on_done: _OnDone,
+    ) -> None:
+        error = ""
+        try:
+            await self._deliver(sink, notice_id, alerts, body)
+        except UndeliveredNotice as undelivered:
+            error = str(undelivered)
+        except Exception as defect:
+            telemetry.defect("alerts", defect)
+            error = f"{type(defect).__name__}: {defect}"
+        self._on_result(sink, body, error)
+        on_done(error)
 
     async def _deliver(
-        self, sink: SinkSettings, body: dict[str, Any], *, direct: bool = False
-    ) -> bool:
-        """Whether it is delivered already; a job will report that itself."""
-        if sink.kind == "command":
-            await run_command(sink.argv, _encode(body), self._settings.command_seconds)
-            return True
-        notice_id = self._ids.new("alert_")
-        if not direct and self._jobs_up() and await self._enqueue(sink, notice_id, body):
-            return False
-        await self._post(sink, notice_id, body)
-        return True
-
-    async def _enqueue(self, sink: SinkSettings, notice_id: str, body: dict[str, Any]) -> bool:
-        payload = _encode(AlertNotice(sink.title, notice_id, body))
-        try:
-            async with asyncio.timeout(ENQUEUE_SECONDS):
-                await self._jobs.enqueue([JobDraft(JOB_TYPE, payload, None, sink.title)])
-        except (HoldfastError, TimeoutError) as error:
-            why = str(error) or "no answer in time"
-            telemetry.log.warning("webhooks.alert_sent_directly", sink=sink.title, error=why)
-            return False
-        return True
+        self, sink: SinkSettings, notice_id: str, alerts: Sequence[AlertView], body: dict[str, Any]
+    ) -> None:
+        match sink.kind:
+            case "log":
+                for alert in alerts:
+                    _write(alert)
+            case "command":
+                await run_command(sink.argv, _encode(body), self._settings.command_seconds)
+            case "webhook":
+                await self._post(sink, notice_id, body)
 
     async def _post(self, sink: SinkSettings, notice_id: str, body: dict[str, Any]) -> None:
         data = _encode(body)
@@ -217,24 +176,13 @@ class AlertSinks:
         )
         return caller
 
-    async def _close(self) -> None:
-        if self._opening is not None:
-            await (await self._opening).close()
-
-    def _on_result(self, sink: SinkSettings, body: dict[str, Any], error: str = "") -> None:
+    def _on_result(self, sink: SinkSettings, body: dict[str, Any], error: str) -> None:
         telemetry.alert_notice(sink.kind, failed=bool(error))
-        at = timestamp(self._clock.now())
-        self._status[sink.title] = msgspec.structs.replace(
-            self._status[sink.title], last=at, error=error
-        )
+        self.errors[sink.title] = error
         if error:
             telemetry.log.error(
                 "webhooks.alert_undelivered", sink=sink.title, error=error, alerts=_names(body)
             )
-
-
-def _least(sink: SinkSettings) -> str:
-    return "warning" if sink.kind == "log" else sink.severity
 
 
 def _names(body: dict[str, Any]) -> str:
@@ -259,7 +207,7 @@ def _write(alert: AlertView) -> None:
     )
 
 
-def read_secret(sink: SinkSettings) -> str:
+def read_secret(sink: SinkSettings, setting: str) -> str:
     """The secret of a webhook, or nothing. BadSetting if its file is of no use."""
     if not sink.secret_file:
         return ""
@@ -267,39 +215,34 @@ def read_secret(sink: SinkSettings) -> str:
     try:
         secret = path.read_text().strip()
         if path.stat().st_mode & 0o007:
-            raise BadSetting(f"alerts.sinks: {path} can be read by everybody: `chmod o=` it")
+            raise BadSetting(f"{setting}: {path} can be read by everybody: `chmod o=` it")
         sign(secret, "check", 0, b"")
     except (OSError, UnicodeDecodeError) as error:
-        raise BadSetting(f"alerts.sinks: {path} cannot be read: {error}") from None
+        raise BadSetting(f"{setting}: {path} cannot be read: {error}") from None
     except InvalidMessage:
         secret = ""
     if len(secret) < 32:
         raise BadSetting(
-            f"alerts.sinks: {path} must hold a secret of at least 24 bytes in base64, as in"
+            f"{setting}: {path} must hold a secret of at least 24 bytes in base64, as in"
             " `echo whsec_$(openssl rand -base64 32)`"
         )
     return secret
 
 
-class _Queue:
-    """The notices that wait for one sink."""
-
-    def __init__(self) -> None:
-        self._waiting = deque[dict[str, Any]]()
-        self._put = asyncio.Event()
-
-    def put(self, body: dict[str, Any]) -> dict[str, Any] | None:
-        """Returns what had to be given up for it."""
-        dropped = self._waiting.popleft() if len(self._waiting) >= QUEUED_MAX else None
-        self._waiting.append(body)
-        self._put.set()
-        return dropped
-
-    async def get(self) -> dict[str, Any]:
-        while not self._waiting:
-            self._put.clear()
-            await self._put.wait()
-        return self._waiting.popleft()
+def check_command(sink: SinkSettings, setting: str) -> None:
+    """BadSetting if the program of a command is not there or cannot be run."""
+    if not sink.argv or shutil.which(sink.argv[0]) is not None:
+        return
+    program = sink.argv[0]
+    if os.sep not in program:
+        why = "is not in the PATH of the server; give its whole path"
+    elif Path(program).is_dir():
+        why = "is a directory, not a program"
+    elif Path(program).exists():
+        why = "cannot be run by the server: `chmod +x` it"
+    else:
+        why = "does not exist"
+    raise BadSetting(f"{setting}: {program} {why}")
 
 
 async def run_command(argv: Sequence[str], data: bytes, seconds: float) -> None:
@@ -338,8 +281,3 @@ async def run_command(argv: Sequence[str], data: bytes, seconds: float) -> None:
     if process.returncode:
         shown = printed[:200].decode("utf-8", "replace").strip()
         raise UndeliveredNotice(f"{argv[0]} ended with {process.returncode}: {shown}".rstrip(": "))
-
-
-async def _cancelled(task: asyncio.Task[None]) -> None:
-    task.cancel()
-    await asyncio.gather(task, return_exceptions=True)

@@ -23,6 +23,7 @@ CORRECTNESS = (
         "runbooks/counter-corruption.md",
         ("000 tier 1: durability.counter.corruption", "001 §12: counter_missing_errors"),
         explains=("HoldfastChatsHalted", "HoldfastAllocationErrors"),
+        stays_with="HoldfastChatsHalted",
     ),
     Alert(
         "HoldfastDuplicateSequence",
@@ -32,6 +33,7 @@ CORRECTNESS = (
         "runbooks/counter-corruption.md",
         ("000 tier 1: durability.duplicate.sequence",),
         explains=("HoldfastChatsHalted", "HoldfastAllocationErrors"),
+        stays_with="HoldfastChatsHalted",
     ),
     Alert(
         "HoldfastMessagesLost",

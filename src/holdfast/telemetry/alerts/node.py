@@ -42,7 +42,7 @@ NODE = (
             0,
         ),
         "A sink of alerts does not take them; `holdfast alerts ls` says why.",
-        "runbooks/defect.md",
+        "runbooks/alerts-undelivered.md",
     ),
     Alert(
         "HoldfastDefect",
