@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
-from rule_cases import STEP_SECONDS, Case, Check, cases, together
+from rule_cases import STEP_SECONDS, Case, Check, Key, cases, together
 
 from holdfast.telemetry.alert import Alert, rules
 from holdfast.telemetry.alerts import ALERTS
@@ -42,22 +42,28 @@ def rules_file() -> str:
 
 
 def tests_file() -> str:
-    return tests_text((case for alert in ALERTS for case in cases(alert)), "rules.yml")
+    return tests_text(together(case for alert in ALERTS for case in cases(alert)), "rules.yml")
 
 
-def tests_text(all_cases: Iterable[Case], rules_name: str) -> str:
-    """Cases as promtool reads them."""
+def tests_text(groups: Iterable[Sequence[Case]], rules_name: str) -> str:
+    """Cases as promtool reads them. Those of a group are one test: their series are all
+    there, and the same series is the same in each.
+    """
     lines = [
         "# Run by `promtool test rules rules_test.yml`.",
         f"rule_files: [{rules_name}]",
         f"evaluation_interval: {duration(STEP_SECONDS)}",
         "tests:",
     ]
-    for members in together(all_cases):
+    for members in groups:
         lines += [f"  - interval: {duration(STEP_SECONDS)}", "    input_series:"]
+        known = set[Key]()
         for case in members:
             lines.append(f"      # {case.alert.name}: {case.name}")
             for (name, labels), segments in case.series.items():
+                if (name, labels) in known:
+                    continue
+                known.add((name, labels))
                 values = " ".join(str(each) for each in segments if each.count)
                 lines += [
                     f"      - series: {json.dumps(_named(name, labels))}",

@@ -51,7 +51,8 @@ class Segment(NamedTuple):
         """As promtool reads it."""
         if math.isnan(self.start):
             return " ".join(["stale"] * self.count)
-        return f"{_plain(self.start)}+{_plain(self.step)}x{self.count - 1}"
+        sign = "-" if self.step < 0 else "+"
+        return f"{_plain(self.start)}{sign}{_plain(abs(self.step))}x{self.count - 1}"
 
 
 def _plain(number: float) -> str:
