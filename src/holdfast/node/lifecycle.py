@@ -29,7 +29,7 @@ from holdfast.limits.snapshot_file import identity
 from holdfast.node.alerts import AlertDeps, NodeAlerts
 from holdfast.node.backup import Backups, require_no_chats, require_whole
 from holdfast.node.banner import banner_lines
-from holdfast.node.engines import open_engines
+from holdfast.node.engines import Engines, open_engines
 from holdfast.node.huge_pages import use_huge_pages
 from holdfast.node.node import Node
 from holdfast.node.state_dir import held
@@ -120,6 +120,20 @@ async def _alerts(
     await alerts.save()
 
 
+def _work(settings: Settings, node_id: str, engines: Engines, clock: Clock) -> NodeWork:
+    return NodeWork(
+        settings.work,
+        node_id,
+        engines.jobs,
+        engines.endpoints,
+        engines.log,
+        engines.chats,
+        clock,
+        settings.streaming.assistants,
+        settings.server.roles,
+    )
+
+
 def _at_port(settings: Settings, port: int) -> Settings:
     """The settings with the port that was found, if any was to be."""
     return replace(settings, server=replace(settings.server, port=port))
@@ -131,10 +145,12 @@ async def running(
     about_to_serve: Callable[[], None] = lambda: None,
     http_times: HttpTimes = HTTP_TIMES,
     gauges_seconds: float = GAUGES_SECONDS,
+    alert_clock: Clock | None = None,
 ) -> AsyncIterator[Node]:
     """A node that serves while the block runs; leaving the block drains it.
 
-    ``about_to_serve`` is called before the first request is answered.
+    ``about_to_serve`` is called before the first request is answered; ``alert_clock``
+    is what the windows of alerts are measured by.
     """
     clock = SystemClock()
     async with AsyncExitStack() as stack:
@@ -150,23 +166,16 @@ async def running(
         limits = await stack.enter_async_context(
             open_limits(settings.limits, state, node_id, DEFAULT_RULES, clock)
         )
-        work = NodeWork(
-            settings.work,
-            node_id,
-            engines.jobs,
-            engines.endpoints,
-            engines.log,
-            engines.chats,
-            clock,
-            settings.streaming.assistants,
-            settings.server.roles,
-        )
+        work = _work(settings, node_id, engines, clock)
         loaded = await engines.credentials.load()
         node = Node(settings, engines, limits, work.parts, loaded, clock, gauges_seconds)
         await node.revocations.refresh()
         await stack.enter_async_context(node.background_tasks())
         await stack.enter_async_context(node.streaming.running())
-        alerts = await stack.enter_async_context(_alerts(node, sinks, state, clock, gauges_seconds))
+        alert_time = alert_clock or clock
+        alerts = await stack.enter_async_context(
+            _alerts(node, sinks, state, alert_time, gauges_seconds)
+        )
         await stack.enter_async_context(
             work.running(node.assistant_deps(), engines.leases, engines.shared_log)
         )
