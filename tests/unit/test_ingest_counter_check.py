@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
+import pytest
 from store_rigs import create, fill
 
 from holdfast.errors import Unavailable
@@ -64,7 +65,8 @@ async def test_one_look_is_bounded_and_the_next_goes_on() -> None:
     await check.look()
     assert len(store.asked) == SECTIONS_AT_ONCE
     store.failing = True
-    await check.look()
+    with pytest.raises(Unavailable):
+        await check.look()
     store.failing = False
     await check.look()
     await check.look()

@@ -8,11 +8,8 @@ minute. One node of a cluster does it, by lease.
 
 from __future__ import annotations
 
-import asyncio
-
 from holdfast import telemetry
 from holdfast.clock import Clock
-from holdfast.errors import HoldfastError
 from holdfast.message import PageToken
 from holdfast.store.contract import ChatStore
 from holdfast.store.leases.contract import Leases
@@ -35,24 +32,21 @@ class CounterCheck:
         self._after: PageToken | None = None
 
     async def run(self) -> None:
-        async with asyncio.TaskGroup() as group:
-            group.create_task(self._lease.run())
-            while True:
-                await asyncio.sleep(self._pause_seconds)
-                if self._lease.fence is not None:
-                    await self.look()
+        await self._lease.repeat(self._pause_seconds, self.look, _on_failure)
 
     async def look(self) -> None:
-        """Look at the next sections, and halt what is damaged there. A store that does
-        not answer is asked again next time; others report that.
+        """Look at the next sections, and halt what is damaged there. Raises what the
+        store raises; the next look begins where this one failed.
         """
-        try:
-            for _ in range(SECTIONS_AT_ONCE):
-                page = await self._chats.damaged(self._after)
-                if page.chats:
-                    await self._chats.halt_damaged(page.chats)
-                self._after = page.next
-                if page.next is None:
-                    break
-        except HoldfastError as error:
-            telemetry.log.info("ingest.counters_unchecked", error=str(error))
+        for _ in range(SECTIONS_AT_ONCE):
+            page = await self._chats.damaged(self._after)
+            if page.chats:
+                await self._chats.halt_damaged(page.chats)
+            self._after = page.next
+            if page.next is None:
+                break
+
+
+def _on_failure(error: Exception) -> None:
+    """Others report that the store does not answer."""
+    telemetry.log.info("ingest.counters_unchecked", error=str(error) or "no answer in time")
