@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import asyncio
 import base64
-from collections.abc import Awaitable, Callable, Mapping
+import socket
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any, cast
 from urllib.parse import urlsplit
 
@@ -21,6 +23,7 @@ from picows import (
     WSHandshakeError,
     WSListener,
     WSMsgType,
+    WSParsedURL,
     WSTransport,
     ws_connect,
 )
@@ -74,11 +77,18 @@ async def connect(
 ) -> ClientSocket:
     """Open a connection. Raises HandshakeRefused or Unreachable, nothing foreign.
 
-    If cancelled during the handshake, it leaves a socket that closes after the timeout.
+    A handshake that is given up is shut down below picows and TLS, which would wait for
+    the peer's answer. picows has no timeout of its own for it: its error would come
+    when nobody waits for it any more.
 
     Redirects are not followed: they would carry the token to another host.
     """
     sockets: list[ClientSocket] = []
+    streams: list[socket.socket] = []
+
+    async def stream(where: WSParsedURL) -> socket.socket:
+        streams.append(await _open_stream(where.host, where.port))
+        return streams[-1]
 
     def listener() -> ClientSocket:
         sockets.append(ClientSocket(on_opened, on_received, on_partial_frame))
@@ -90,20 +100,53 @@ async def connect(
                 listener,
                 url,
                 extra_headers=dict(headers),
-                websocket_handshake_timeout=timeout_seconds,
+                socket_factory=stream,
+                websocket_handshake_timeout=None,
                 max_frame_size=MESSAGE_BYTES_MAX,
                 max_redirects=0,
                 logger_name="holdfast.client",
             )
     except WSHandshakeError as error:
         raise _refusal(error) from error
+    except asyncio.CancelledError:
+        _shut_down(streams)
+        raise
     except TimeoutError as error:
+        _shut_down(streams)
         raise Unreachable(f"no answer from {url} within {timeout_seconds:g} s") from error
     except (OSError, WSError) as error:
         raise Unreachable(f"cannot reach {url}: {error}") from error
     if not sockets:  # the peer closed before its response: picows made no listener
         raise Unreachable(f"{url} hung up during the handshake")
     return sockets[-1]
+
+
+async def _open_stream(host: str, port: int) -> socket.socket:
+    """A connection to the first address of the host that takes one. OSError of the
+    first if none does.
+    """
+    loop = asyncio.get_running_loop()
+    failure: OSError | None = None
+    for *kind, _, address in await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM):
+        stream = socket.socket(*kind)
+        stream.setblocking(False)
+        try:
+            await loop.sock_connect(stream, address)
+        except OSError as error:
+            stream.close()
+            failure = failure or error
+        except BaseException:
+            stream.close()
+            raise
+        else:
+            return stream
+    raise failure or OSError("the host has no address")
+
+
+def _shut_down(streams: Sequence[socket.socket]) -> None:
+    for stream in streams:
+        with suppress(OSError):  # its transport has closed it
+            stream.shutdown(socket.SHUT_RDWR)
 
 
 def _refusal(error: WSHandshakeError) -> Exception:
