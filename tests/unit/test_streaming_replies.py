@@ -18,7 +18,17 @@ from holdfast.streaming.pool.contract import (
 )
 from holdfast.streaming.pool.memory import MemoryPool
 from holdfast.streaming.providers.contract import ProviderFailed
-from holdfast.streaming.reply import EntryId, Owner, ReplyBegin, ReplyDone, ReplyError, ReplyUsage
+from holdfast.streaming.reply import (
+    EntryId,
+    FailureCode,
+    Owner,
+    ReplyBegin,
+    ReplyDelta,
+    ReplyDone,
+    ReplyError,
+    ReplyUsage,
+)
+from holdfast.streaming.reply_log.contract import LogAppend
 from holdfast.streaming.reply_log.memory import MemoryReplyLog
 from holdfast.streaming.settings import QueueFailoverSettings, ReplyClocks, StreamingSettings
 from holdfast.streaming.usage import UsageRun
@@ -92,6 +102,21 @@ async def test_entry_of_another_epoch_or_beyond_the_end_is_refused() -> None:
         for wrong in (EntryId(found.epoch - 1, 2), EntryId(found.epoch, found.ended_at.n + 1)):
             with pytest.raises(InvalidMessage):
                 found.entries(wrong)
+
+
+@pytest.mark.parametrize("code", ["gap", "server_restarted"])
+async def test_reader_that_has_more_than_a_log_that_was_cut_short_gets_its_end(
+    code: FailureCode,
+) -> None:
+    """It read from memory what the log never got."""
+    rig = ReplyRig()
+    async with rig.running():
+        begin = ReplyBegin(*ANNA, "native", "native", "tiny", rig.node, 0.0)
+        epoch = await rig.log.begin("rpl_cut", begin)
+        entries = [ReplyDelta(b"{}"), ReplyError(code, "cut")]
+        await rig.log.append([LogAppend("rpl_cut", EntryId(epoch, 1), entries)])
+        found = await rig.parts.find(ANNA, "rpl_cut")
+        assert (await read(found, EntryId(epoch, 7))).entries == [(EntryId(epoch, 2), entries[1])]
 
 
 async def test_entry_ahead_of_a_running_reply_is_waited_for_and_gap_if_it_never_comes() -> None:

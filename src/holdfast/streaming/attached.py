@@ -48,14 +48,24 @@ class AttachedReply(NamedTuple):
 
     def entries(self, after: EntryId | None = None) -> ReplyCursor:
         """What comes after an entry, as it comes. InvalidMessage if that entry is of
-        another epoch or beyond the end. Close it, or read it to its end.
+        another epoch or beyond the end; of a log that was cut short there is the end
+        itself. Close it, or read it to its end.
         """
         if after is not None:
             if after.epoch != self.epoch:
                 raise InvalidMessage(f"{after} is no entry of this reply", field="last_event_id")
             if self.ended_at is not None and after.n > self.ended_at.n:
-                raise InvalidMessage(f"{after} is beyond the end", field="last_event_id")
+                if not _was_cut_short(self.end):
+                    raise InvalidMessage(f"{after} is beyond the end", field="last_event_id")
+                after = EntryId(self.epoch, self.ended_at.n - 1)
         return self.open_cursor(after)
+
+
+def _was_cut_short(end: ReplyEnd | None) -> bool:
+    """Whether readers may have seen more than the log has: it was full, or the node was
+    killed before it had written everything.
+    """
+    return isinstance(end, ReplyError) and end.code in ("gap", "server_restarted")
 
 
 def attach_live(live: LiveReply) -> AttachedReply:
