@@ -441,6 +441,27 @@ async def test_breaker_leaves_out_a_provider_that_fails_often() -> None:
     assert dependency_up("one") == 0
 
 
+async def test_reply_that_fails_in_every_round_counts_once_for_the_breaker() -> None:
+    """Else one request that a provider cannot answer would close it for everybody."""
+    one = provider("one", *[DOWN] * 24, broken("upstream_lost"))
+    route = routing(one, retries=5)
+    for _ in range(4):
+        await failure(route)
+    assert len(one.asked_at) == 24 and route.status()[0].breaker == "closed"
+    assert (await failure(route)).error.code == "upstream_lost"
+    assert len(one.asked_at) == 25 and route.status()[0].breaker == "open"
+
+
+async def test_second_try_of_a_reply_that_is_a_probe_and_fails_opens_the_breaker_again() -> None:
+    one, two = provider("one", *[DOWN] * 6, WHOLE), provider("two", *[WHOLE] * 4, 40.0, DOWN)
+    route = routing(one, two, retries=1, clocks=ReplyClocks(headers_seconds=31))
+    for _ in range(4):
+        await read(start(route))
+    await failure(route)
+    assert len(one.asked_at) == 6, "the last one was the probe"
+    assert route.status()[0].breaker == "open"
+
+
 async def test_breaker_probes_after_its_rest_and_closes_at_the_first_token() -> None:
     one, two = provider("one", *[DOWN] * 5, (token("a"), 100.0, FINISH)), provider("two", WHOLE)
     route = routing(one, two, clocks=ReplyClocks(gap_seconds=200))
@@ -482,8 +503,9 @@ async def test_refused_probe_shows_that_the_provider_works() -> None:
 
 async def test_all_breakers_open_is_unavailable_with_retry_after() -> None:
     one = provider("one", DOWN)
-    route = routing(one)
-    await failure(route)
+    route = routing(one, retries=0)
+    for _ in range(5):
+        await failure(route)
     last = await failure(route)
     assert len(one.asked_at) == 5
     assert (last.error.code, last.error.status) == ("upstream_unavailable", 502)

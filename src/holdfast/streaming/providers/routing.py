@@ -5,7 +5,9 @@ so a failure only costs time: the next provider is asked at once, and after the 
 the list begins again, ``max_retries`` times, with a growing delay. After the first
 token every failure is the end of the reply: another provider would say something else.
 
-- A provider that fails often is left out by its breaker.
+- A provider that fails often is left out by its breaker. A reply counts there once,
+  however many rounds it takes: one request that a provider cannot answer must not close
+  it for everybody.
 - A provider without room (429, 503, 529) pauses until its Retry-After; its breaker does
   not count that. If all of them pause, the reply keeps its lease and sleeps until the
   first pause ends.
@@ -176,7 +178,7 @@ class RoutedStream:
         self._first_token_by = 0.0
         self._failure: ProviderFailed | None = None
         """The last one; None: nobody was asked."""
-        self._has_asked = False
+        self._failed = set[ProviderSource]()
         self._has_finished = False
 
     async def pour(self, take: TakeChunks) -> None:
@@ -249,7 +251,7 @@ class RoutedStream:
         if source.paused_seconds:
             return False
         refusal = source.breaker.refusal()
-        if refusal is not None and not self._has_asked:  # else its own failure says more
+        if refusal is not None and not self._failed:  # else its own failure says more
             self._failure = ProviderFailed(
                 ReplyError("upstream_unavailable", refusal.message),
                 retry_after_seconds=refusal.retry_after_seconds,
@@ -292,8 +294,9 @@ class RoutedStream:
                 raise
             block.push_async_exit(stream)
         except ProviderFailed as failure:
-            self._failure, self._has_asked = failure, True
-            source.on_failure(failure)
+            self._failure, again = failure, source in self._failed
+            self._failed.add(source)
+            source.on_failure(failure, again=again)
             if failure.final:
                 raise
             return None

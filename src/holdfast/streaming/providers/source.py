@@ -65,13 +65,17 @@ class ProviderSource:
         self._capacity_failures = 0
         self.breaker.succeeded()
 
-    def on_failure(self, failure: ProviderFailed) -> None:
-        """An attempt failed before its first token."""
+    def on_failure(self, failure: ProviderFailed, *, again: bool = False) -> None:
+        """An attempt failed before its first token; ``again``: not the first one of its
+        reply, which counts for the breaker only as a probe.
+        """
         if failure.capacity:
             self.breaker.learned_nothing()
             self._pause(failure.retry_after_seconds)
         elif failure.final:
             self.breaker.succeeded()  # it works: the request is at fault
+        elif again and self.breaker.state is BreakerState.CLOSED:
+            self.breaker.learned_nothing()
         else:
             self.breaker.failed(failure.error.message)
         self._report(_outcome(failure), failure)
