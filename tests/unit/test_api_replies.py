@@ -17,6 +17,7 @@ from holdfast.access.principal import USER_SCOPES
 from holdfast.access.tickets import TICKET_SECONDS
 from holdfast.api.routes import ENDPOINTS
 from holdfast.errors import Unavailable
+from holdfast.streaming.attached import READERS_MAX
 from holdfast.streaming.pool.contract import PoolSettings
 from holdfast.streaming.providers.contract import ProviderFailed
 from holdfast.streaming.reply import EntryId, Owner, Payer, ReplyError
@@ -854,6 +855,22 @@ async def test_queue_counts_whom_a_key_names_and_else_the_key() -> None:
         ("u1", False), ("u2", False), ("alice", False)
     ]  # fmt: skip
     assert asked[0].is_key and asked[0].user.startswith("key_")
+
+
+@pytest.mark.parametrize("path", [RESPONSES, NATIVE])
+async def test_reader_beyond_the_bound_of_a_reply_is_429(path: str) -> None:
+    async with serving(replies=ReplyRig(provider=slow(1000))) as rest:
+        who = rest.token("alice")
+        background = {"background": True} if path == RESPONSES else {}
+        reply_id = (await ask(rest, path, **background)).json()["id"]
+        found = await rest.deps.streaming.find(Owner("acme", "user", "alice"), reply_id)
+        readers = [found.entries() for _ in range(READERS_MAX)]
+        where = "?stream=true" if path == RESPONSES else "/events"
+        answer = await rest.ask("GET", f"{path}/{reply_id}{where}", who)
+        assert answer.status_code == 429 and "readers" in error(answer)["message"]
+        assert answer.headers["retry-after"]
+        for reader in readers:
+            await reader.aclose()
 
 
 async def test_ticket_reads_its_own_reply_only_and_cancels_nothing() -> None:

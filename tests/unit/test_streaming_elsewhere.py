@@ -10,7 +10,8 @@ import pytest
 from msgspec import structs
 from reply_rig import ANNA, FakeProvider, ReplyRig, read
 
-from holdfast.errors import NotFound
+from holdfast.errors import NotFound, RateLimited
+from holdfast.streaming.attached import READERS_MAX
 from holdfast.streaming.pool.contract import Pool, PoolSizes, QueueBounds
 from holdfast.streaming.pool.memory import MemoryPool
 from holdfast.streaming.reader import SILENT_SECONDS
@@ -46,6 +47,17 @@ async def test_reply_is_read_at_another_node_with_the_same_ids() -> None:
         )
         assert there.entries == here.entries
         assert there.code == "done"
+
+
+async def test_reply_has_a_bound_of_readers_at_another_node_too() -> None:
+    async with two_nodes() as (one, two):
+        made = await one.start(replicated=True)
+        found = await two.parts.find(ANNA, made.reply_id)
+        cursors = [found.entries() for _ in range(READERS_MAX)]
+        with pytest.raises(RateLimited, match="readers"):
+            found.entries()
+        await cursors.pop().aclose()
+        assert (await read(found)).code == "done"
 
 
 async def test_reply_read_elsewhere_is_not_cancelled_when_its_own_client_leaves() -> None:

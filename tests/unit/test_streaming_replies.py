@@ -9,6 +9,7 @@ import pytest
 from reply_rig import ANNA, FakeProvider, Reading, ReplyRig, read
 
 from holdfast.errors import InvalidMessage, KeyReused, NotFound, RateLimited, Unavailable
+from holdfast.streaming.attached import READERS_MAX
 from holdfast.streaming.parts import KEPT_SECONDS, SWEPT_AT_ONCE
 from holdfast.streaming.pool.contract import (
     DEFAULT_POOL,
@@ -145,6 +146,20 @@ async def test_foreign_unknown_and_plain_ended_replies_are_all_not_found() -> No
         ):
             with pytest.raises(NotFound):
                 await rig.parts.find(owner, reply_id)
+
+
+async def test_reply_has_a_bound_of_readers_and_one_that_leaves_makes_room() -> None:
+    """Every token is written to each: thousands of one user would take the node from
+    everybody.
+    """
+    rig = ReplyRig(provider=slow())
+    async with rig.running():
+        reply = await rig.start(replicated=True)
+        cursors = [reply.entries() for _ in range(READERS_MAX)]
+        with pytest.raises(RateLimited, match="readers"):
+            reply.entries()
+        await cursors.pop().aclose()
+        assert (await read(reply)).code == "done"
 
 
 # --- readers that leave

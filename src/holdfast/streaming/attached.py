@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable
 from typing import NamedTuple
 
 from holdfast.clock import Clock
-from holdfast.errors import InvalidMessage
+from holdfast.errors import InvalidMessage, RateLimited
 from holdfast.streaming.live_reply import LiveReply, ReplyState
 from holdfast.streaming.pool.leases import NodeLeases
 from holdfast.streaming.reader import BATCH_MAX, Entries, LiveCursor, LogCursor, ReplyCursor
@@ -20,6 +20,12 @@ from holdfast.streaming.reply import (
 )
 from holdfast.streaming.reply_log.contract import ReplyLog
 
+READERS_MAX = 32
+"""Of one reply at one node. Each token is written to each of them, so a thousand
+readers of one user took the node from everybody."""
+READERS_SECONDS = 2.0
+"""The Retry-After of a reader beyond that."""
+
 
 class ReplySnapshot(NamedTuple):
     """The entries of a reply at a moment, and whether it waits in the queue."""
@@ -30,7 +36,7 @@ class ReplySnapshot(NamedTuple):
 
 class AttachedReply(NamedTuple):
     """A reply to read. ``ended_at`` and ``end``: its end and that entry's id, or None
-    while it waits or runs.
+    while it waits or runs. ``readers``: how many it has at this node.
     """
 
     reply_id: str
@@ -39,6 +45,7 @@ class AttachedReply(NamedTuple):
     state: ReplyState
     end: ReplyEnd | None
     ended_at: EntryId | None
+    readers: Callable[[], int]
     open_cursor: Callable[[EntryId | None], ReplyCursor]
     take_snapshot: Callable[[], Awaitable[ReplySnapshot]]
 
@@ -49,7 +56,8 @@ class AttachedReply(NamedTuple):
     def entries(self, after: EntryId | None = None) -> ReplyCursor:
         """What comes after an entry, as it comes. InvalidMessage if that entry is of
         another epoch or beyond the end; of a log that was cut short there is the end
-        itself. Close it, or read it to its end.
+        itself. RateLimited if it has too many readers here. Close it, or read it to its
+        end.
         """
         if after is not None:
             if after.epoch != self.epoch:
@@ -58,6 +66,10 @@ class AttachedReply(NamedTuple):
                 if not _was_cut_short(self.end):
                     raise InvalidMessage(f"{after} is beyond the end", field="last_event_id")
                 after = EntryId(self.epoch, self.ended_at.n - 1)
+        if self.readers() >= READERS_MAX:
+            raise RateLimited(
+                f"this reply has {READERS_MAX} readers already", retry_after_seconds=READERS_SECONDS
+            )
         return self.open_cursor(after)
 
 
@@ -83,6 +95,7 @@ def attach_live(live: LiveReply) -> AttachedReply:
         live.state,
         live.end,
         EntryId(live.epoch, live.visible - 1) if live.end is not None else None,
+        lambda: live.readers,
         lambda after: LiveCursor(live, after),
         snapshot,
     )
@@ -117,6 +130,7 @@ async def attach_log(
         "running" if end is None else "ended",
         end,
         None if end is None else last,
+        lambda: leases.readers_here(reply_id),
         lambda after: LogCursor(reply_id, begin, after, log, leases, clock),
         snapshot,
     )

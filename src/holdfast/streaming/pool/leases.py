@@ -61,8 +61,6 @@ TIMER_SECONDS = 1e-6
 """A timer may fire this much early."""
 OPERATIONS_MAX = 256
 """Operations in one call."""
-
-
 _MEANT_FOR: Mapping[type[PoolOperation], PlaceState] = {
     Admit: "asked",
     Confirm: "waiting",
@@ -175,6 +173,9 @@ class NodeLeases:
         node, readers = self._reading.pop(reply_id, ("", 0))
         if readers > 1:
             self._reading[reply_id] = node, readers - 1
+
+    def readers_here(self, reply_id: str) -> int:
+        return self._reading.get(reply_id, ("", 0))[1]
 
     async def cancel_elsewhere(self, reply_id: str, node: str) -> bool:
         """Whether that node is asked. Unavailable without the shared pool."""
