@@ -169,6 +169,17 @@ async def test_command_that_does_not_read_its_input_is_content() -> None:
     await run_command((sys.executable, "-c", "pass"), b"x" * 1_000_000, 20)
 
 
+@pytest.mark.real_time("uvloop")
+@pytest.mark.parametrize("code", [0, 3])
+async def test_command_that_has_ended_before_it_is_written_to_ends_as_it_did(code: int) -> None:
+    """The pipes of the server's loop say so in another way."""
+    for _ in range(50):
+        try:
+            await run_command(("sh", "-c", f"exec <&-; exit {code}"), b"{}", 20)
+        except UndeliveredNotice as error:
+            assert code and str(error) == f"sh ended with {code}"
+
+
 @pytest.mark.parametrize(
     ("text", "mode", "said"),
     [("whsec_short", 0o600, "24 bytes"), ("!", 0o600, "24 bytes"), (SECRET, 0o644, "chmod")],

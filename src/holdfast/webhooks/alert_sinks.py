@@ -265,7 +265,8 @@ async def run_command(argv: Sequence[str], data: bytes, seconds: float) -> None:
     printed = b""
     try:
         async with asyncio.timeout(seconds):
-            with contextlib.suppress(ConnectionError):  # it need not read
+            # It need not read. For a closed pipe uvloop raises RuntimeError.
+            with contextlib.suppress(ConnectionError, RuntimeError):
                 process.stdin.write(data)
                 await process.stdin.drain()
                 process.stdin.close()
