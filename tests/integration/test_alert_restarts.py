@@ -172,7 +172,7 @@ async def test_command_that_fails_is_run_again_also_after_a_kill(tmp_path: Path)
         seen = await node.sink("mail")
         assert "ended with 1: no" in seen["error"] and seen["next_try"] and seen["waiting"] == 1
         assert not seen["last"], "it has taken nothing"
-        assert "alerts wait" in await node.said("alerts", "ls")
+        assert "alerts that wait: 1" in await node.said("alerts", "ls")
         await kill(server)
         (tmp_path / "works").touch()
         tried = len(got(tmp_path))

@@ -222,6 +222,32 @@ async def test_silence_that_is_ended_early_is_over(tmp_path: Path) -> None:
         await bench.alerts.end_silence(HALTED, nothing)
 
 
+DAMAGED = (
+    '{{"sinks": {{"pager": {{"known": [{{"alert": {{"name": "A", "severity": "{}", "labels": {{}},'
+    ' "state": "firing", "since": "", "value": 1, "means": "", "runbook": ""}},'
+    ' "accepted": "{}"}}]}}}}}}'
+)
+
+
+async def test_sink_that_is_gone_with_what_it_was_owed_leaves_a_line(tmp_path: Path) -> None:
+    (tmp_path / "alerts.json").write_text(DAMAGED.format("SEV-1", "").replace("pager", "mail"))
+    with capture_logs() as logged:
+        Bench(tmp_path)
+    (line,) = logged
+    assert (line["event"], line["sink"], line["alerts"]) == ("node.alert_sink_gone", "mail", "A")
+
+
+async def test_absent_metric_stays_one_incident_over_a_restart(tmp_path: Path) -> None:
+    bench = Bench(tmp_path)
+    bench.alerts._samples = lambda names: {name: {} for name in names}
+    await bench.pass_seconds(400)
+    sent = bench.sent
+    later = Bench(tmp_path, bench.clock)
+    later.alerts._samples = bench.alerts._samples
+    await later.pass_seconds(600)
+    assert sent and not later.sent
+
+
 class Shared:
     """The silences of a cluster; ``error``: of the next calls."""
 
@@ -294,8 +320,17 @@ async def test_silence_made_while_others_are_read_is_not_forgotten(tmp_path: Pat
         assert [each.alert for each in bench.alerts.silences] == [HALTED]
 
 
-async def test_damaged_file_is_left_behind_with_a_line(tmp_path: Path) -> None:
-    (tmp_path / "alerts.json").write_text("{")
+@pytest.mark.parametrize(
+    "text",
+    [
+        "{",
+        '{"firing": [{"name": "A"}]}',
+        DAMAGED.format("SEV-9", "SEV-1"),
+        DAMAGED.format("SEV-1", "SEV-9"),
+    ],
+)
+async def test_damaged_file_is_left_behind_with_a_line(tmp_path: Path, text: str) -> None:
+    (tmp_path / "alerts.json").write_text(text)
     with capture_logs() as logged:
         bench = Bench(tmp_path)
     assert [line["event"] for line in logged] == ["node.alerts_unreadable"]

@@ -18,6 +18,8 @@ alerts = group("What is wrong, and who hears of it.")
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 DISK_LEFT_MIN = 0.1
 TEST_SECONDS_MAX = 120.0
+SILENCE_SECONDS_MAX = 30 * _UNITS["d"]
+"""As the server has it."""
 
 
 @alerts.command("ls")
@@ -121,13 +123,17 @@ def end_silence(context: CliContext, alert: _AlertArgument, reason: _AuditedReas
 
 def seconds_of(text: str) -> int:
     """The seconds of 90s, 30m, 2h or 1d; InvalidMessage for anything else."""
-    if (match := re.fullmatch(r"([0-9]{1,6})([smhd])", text)) is None:
-        raise InvalidMessage(f"--for is a number with s, m, h or d, as in 30m, not {text!r}")
-    if not (seconds := int(match[1]) * _UNITS[match[2]]):
+    match = re.fullmatch(r"([0-9]{1,6})([smhd])", text)
+    seconds = int(match[1]) * _UNITS[match[2]] if match else 0
+    if (match and not seconds) or re.fullmatch(r"0|-[0-9]+[smhd]?", text):
         raise InvalidMessage(
-            f"--for must be longer than {text}, as in 30m;"
+            f"--for must be longer than nothing, as in 30m, not {text};"
             " `holdfast alerts unsilence` ends a silence"
         )
+    if match is None:
+        raise InvalidMessage(f"--for is a number with s, m, h or d, as in 30m, not {text!r}")
+    if seconds > SILENCE_SECONDS_MAX:
+        raise InvalidMessage(f"--for is at most 30d, not {text}")
     return seconds
 
 
@@ -170,8 +176,8 @@ def _trouble(sink: Mapping[str, Any]) -> str:
     if not sink["failures"]:
         return str(sink["error"])  # of a test
     return (
-        f"failed {sink['failures']} times, again at {sink['next_try']};"
-        f" {sink['waiting']} alerts wait: {sink['error']}"
+        f"failed {sink['failures']} in a row, again at {sink['next_try']},"
+        f" alerts that wait: {sink['waiting']}: {sink['error']}"
     )
 
 

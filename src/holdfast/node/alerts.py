@@ -62,6 +62,7 @@ TEST = "HoldfastTest"
 _Record = Callable[[], Awaitable[None]]
 """Writes to the audit log."""
 _NAMES = {alert.name for alert in ALERTS}
+_ABSENCES = {alert.name for alert in ALERTS if isinstance(alert.when.value, Absent)}
 
 
 class _Kept(Struct, frozen=True):
@@ -126,6 +127,9 @@ class NodeAlerts:
             )
             for sink in settings.chosen_sinks
         }
+        for title in memories.keys() - self._reporting.keys():
+            if owed := ", ".join(each.alert.name for each in memories[title].known):
+                telemetry.log.warning("node.alert_sink_gone", sink=title, alerts=owed)
 
     async def run(self) -> None:
         while True:
@@ -148,8 +152,8 @@ class NodeAlerts:
         """Judge the metrics as they are now, and hand what is due to the sinks."""
         now = self._clock.monotonic()
         self._judge.judge(self._samples(self._judge.names), now)
-        judged = [self._view(each) for each in self._judge.alerts if not self._is_starting(each)]
-        self._alerts = self._incidents.update(judged, now)
+        found = self._incidents.update(map(self._view, self._judge.alerts), now)
+        self._alerts = [alert for alert in found if not self._is_starting(alert)]
         if self._meter.is_due(now):
             self._meter.measure(self._samples(self._meter.names), now)
         firing = [alert for alert in self.alerts if alert.state == "firing"]
@@ -192,9 +196,9 @@ class NodeAlerts:
         ]
         return causes_first(worst_of_each(found))
 
-    def _is_starting(self, each: AlertInstance) -> bool:
+    def _is_starting(self, alert: AlertView) -> bool:
         """Whether it says only that the node has just started."""
-        is_absence = isinstance(each.rule.condition.value, Absent) and each.state == "pending"
+        is_absence = alert.name in _ABSENCES and alert.state == "pending"
         return is_absence and self._clock.monotonic() < self._began + STARTED_SECONDS
 
     def objectives(self) -> Sequence[MeasuredObjective]:
@@ -341,9 +345,14 @@ def _same(one: _Kept, other: _Kept) -> bool:
 def _read(file: Path) -> _Kept:
     """What the last process kept; nothing if that cannot be read."""
     try:
-        return msgspec.json.decode(file.read_bytes(), type=_Kept)
+        kept = msgspec.json.decode(file.read_bytes(), type=_Kept)
+        known = [each for sink in kept.sinks.values() for each in sink.known]
+        alerts = (*kept.firing, *(each.alert for each in known))
+        for severity in (*(a.severity for a in alerts), *(e.accepted for e in known if e.accepted)):
+            Severity(severity)
     except FileNotFoundError:
         return _Kept()
-    except (OSError, msgspec.MsgspecError) as error:
+    except (OSError, ValueError) as error:
         telemetry.log.warning("node.alerts_unreadable", file=str(file), error=str(error))
         return _Kept()
+    return kept
