@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import socket
 import subprocess
 from collections.abc import Mapping, Sequence
@@ -36,16 +37,19 @@ http {{
 
 
 def start(
-    upstream: int | Sequence[int], plain_port: int, changes: Mapping[str, str] | None = None
+    upstream: int | Sequence[int] | Mapping[str, Sequence[int]],
+    plain_port: int,
+    changes: Mapping[str, str] | None = None,
 ) -> Server:
-    """The shipped configuration before servers on these ports; only addresses, logs
-    and the certificate are others.
+    """The shipped configuration before servers on these ports, or on those of each
+    upstream; only addresses, logs and the certificate are others.
 
     ``changes`` are further texts of it to be replaced. ``.url`` is its HTTPS address;
     ``cert.pem`` in ``.folder`` is its certificate, of chat.example.com, and
     ``access.log`` its access log.
     """
-    ports = [upstream] if isinstance(upstream, int) else upstream
+    if isinstance(upstream, int):
+        upstream = [upstream]
     openssl = program("openssl", "openssl")
     owner = unprivileged("www-data")
     folder, port = own_folder("nginx", owner), free_port()
@@ -59,9 +63,7 @@ def start(
         "/etc/ssl/chat.example.com.key": str(folder / "key.pem"),
         **(changes or {}),
     }
-    text = SHIPPED.read_text()
-    nodes = " ".join(f"server 127.0.0.1:{port} max_fails=0;" for port in ports)
-    text = text.replace("server 127.0.0.1:8080 max_fails=0;", nodes)
+    text = _with_nodes(SHIPPED.read_text(), upstream)
     for old, new in replaced.items():
         assert text.count(old) == 1, f"{old!r} is not once in {SHIPPED}"
         text = text.replace(old, new)
@@ -70,6 +72,17 @@ def start(
     for file in folder.iterdir():
         file.chmod(0o644)
     return _serve(folder, port)
+
+
+def _with_nodes(text: str, upstream: Sequence[int] | Mapping[str, Sequence[int]]) -> str:
+    names = re.findall(r"^upstream (\w+) \{\n    server 127.0.0.1:8080 max_fails=0;", text, re.M)
+    ports = upstream if isinstance(upstream, Mapping) else dict.fromkeys(names, upstream)
+    assert sorted(names) == sorted(ports), f"the upstreams of {SHIPPED} are {names}"
+    for name in names:
+        nodes = " ".join(f"server 127.0.0.1:{port} max_fails=0;" for port in ports[name])
+        old = f"upstream {name} {{\n    server 127.0.0.1:8080 max_fails=0;"
+        text = text.replace(old, f"upstream {name} {{\n    {nodes}")
+    return text
 
 
 def kill(server: Server) -> None:

@@ -120,10 +120,17 @@ class ClusterNode:
 class ClusterPerson:
     """A client that sends, keeps what it receives, and goes on by itself."""
 
-    def __init__(self, rig: ClusterRig, user: str, url: str, device: str = "phone") -> None:
+    def __init__(
+        self,
+        rig: ClusterRig,
+        user: str,
+        url: str,
+        device: str = "phone",
+        settings: ClientSettings = QUICK,
+    ) -> None:
         self.user = User(TENANT, user)
         self.client = RecordingClient(
-            url, rig.token(user), rig.record, self.user, f"{user}-{device}", settings=QUICK
+            url, rig.token(user), rig.record, self.user, f"{user}-{device}", settings=settings
         )
         self.events: list[Any] = []
         self._news = asyncio.Event()
