@@ -12,7 +12,7 @@
 - cross: from a send at one node to the message at another, 200 sends a second; and to
   the sender's own message, which is the commit's part of it. The processor time of
   PostgreSQL for a send that is alone in its group, two readers included. Then what the
-  disk takes for one write and its sync at that rate, with nothing else;
+  disk takes for one sync, with nothing else;
 - kill: three nodes whose people write in one chat; one node is killed. The longest time
   in which a person at another node has no send acknowledged;
 - idle (with --quick only when named): memory per idle connection of a node, and the
@@ -29,7 +29,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import re
 import sys
 import tempfile
@@ -69,7 +68,14 @@ from harness import (  # noqa: E402
     processes,
     say,
 )
-from messaging import CHILDREN, CONNECTIONS, IN_FLIGHT, idle_load, ratio  # noqa: E402
+from messaging import (  # noqa: E402
+    CHILDREN,
+    CONNECTIONS,
+    IN_FLIGHT,
+    idle_load,
+    ratio,
+    sync_seconds,
+)
 
 QUICK_PARTS = ("sends", "cross", "kill", "hot")
 PARTS = (*QUICK_PARTS, "idle", "groups")
@@ -259,28 +265,9 @@ def measure_cross(
     for name, transits in zip(("own", "cross"), uvloop.run(measure()), strict=True):
         figures[f"{name}_node_p50_ms"] = percentile(transits, 50) * 1000
         figures[f"{name}_node_p99_ms"] = percentile(transits, 99) * 1000
-    figures["disk_fsync_p99_ms"] = percentile(disk_syncs(cluster.database, seconds / 2), 99) * 1000
-
-
-def disk_syncs(database: Server, seconds: float) -> list[float]:
-    """Seconds that each write and sync takes, as PostgreSQL does them for a commit: a
-    block in a file that has its size.
-    """
-    block, blocks, taken = bytes(8192), 256, []
-    file = os.open(database.folder / "disk_syncs", os.O_RDWR | os.O_CREAT, 0o600)
-    try:
-        os.pwrite(file, block * blocks, 0)
-        os.fsync(file)
-        began = time.perf_counter()
-        for n in range(int(seconds * PER_SECOND)):
-            time.sleep(max(0.0, began + n / PER_SECOND - time.perf_counter()))
-            moment = time.perf_counter()
-            os.pwrite(file, block, n % blocks * len(block))
-            os.fdatasync(file)
-            taken.append(time.perf_counter() - moment)
-    finally:
-        os.close(file)
-    return taken
+    syncs = sync_seconds(400)
+    figures["disk_sync_p50_ms"] = percentile(syncs, 50) * 1000
+    figures["disk_sync_p99_ms"] = percentile(syncs, 99) * 1000
 
 
 def measure_kill(
