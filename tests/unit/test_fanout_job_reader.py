@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from typing import Any
 
@@ -38,11 +39,13 @@ class Log(MemoryEventLog):
     """A log that can lose everything, under another base."""
 
     base = 0
+    reads = 0
 
     async def end(self) -> Position:
         return Position((await super().end()).offsets, self.base)
 
     async def read(self, after: Position, limit: int) -> tuple[Sequence[LogEntry], Position]:
+        self.reads += 1
         if after.base != self.base:
             raise LogLost
         return await super().read(after, limit)
@@ -218,6 +221,27 @@ async def test_long_chat_is_made_up_for_from_its_first_missed_message() -> None:
     await caught_up(reader, position)
     made = (await rig.made())[len(had) :]
     assert made == [f"chat_a/{n}" for n in range(3, 2 * BATCH + 10)]
+
+
+async def test_reader_does_not_read_again_to_learn_that_it_is_at_the_end() -> None:
+    """Each of its reads is a statement of the server that all nodes share."""
+    rig = Rig()
+    await create(rig.store)
+    task = asyncio.create_task(rig.reader().run())
+    for messages, reads in ((1, 1), (BATCH, 2), (BATCH + 1, 2)):
+        await _quiet()
+        made, rig.log.reads = len(await rig.made()), 0
+        await rig.send("chat_a", *(f"{messages}-{n}" for n in range(messages)))
+        await _quiet()
+        assert len(await rig.made()) == made + messages
+        assert rig.log.reads == reads
+    task.cancel()
+
+
+async def _quiet() -> None:
+    """Until nothing moves: everything here is in memory."""
+    for _ in range(100):
+        await asyncio.sleep(0)
 
 
 async def test_moment_does_not_move_while_the_reader_lags() -> None:

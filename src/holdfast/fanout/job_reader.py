@@ -91,6 +91,8 @@ class JobReader(ABC):
         self._moment = 0.0
         self._missed: MissedMessages | None = None
         """What is left to read after a loss; kept while the store is in trouble."""
+        self._is_at_end = False
+        """Whether the last read was not full: the next one would find nothing."""
         self.marked = START
         """The stored position."""
         self.is_held: Callable[[], bool] = lambda: True
@@ -113,10 +115,9 @@ class JobReader(ABC):
             try:
                 position = await self.begin()
                 while self.is_held():
-                    reached = await self.advance(position)
-                    if reached == position:
+                    position = await self.advance(position)
+                    if self._is_at_end:
                         await self._log.wait(position)
-                    position = reached
             except VersionConflict:
                 telemetry.log.info("fanout.reader_overtaken", reader=self.reader)
 
@@ -147,7 +148,7 @@ class JobReader(ABC):
 
     async def advance(self, position: Position) -> Position:
         """Make jobs of the next entries; returns the new position."""
-        now = self._clock.now()
+        now, self._is_at_end = self._clock.now(), False
         try:
             entries, reached = await self._log.read(position, BATCH)
         except UnreadableEvent as event:
@@ -158,6 +159,7 @@ class JobReader(ABC):
         except LogLost:
             return await self._make_up(position)
         if len(entries) < BATCH:
+            self._is_at_end = True
             self._moment = max(self._moment, now)
         if not entries:
             return reached
