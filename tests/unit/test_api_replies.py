@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from contextlib import ExitStack
 from typing import Any
 
 import httpx
@@ -35,6 +36,7 @@ ASK: dict[str, dict[str, Any]] = {
 }
 HTML = ProviderFailed(ReplyError("upstream_garbage", "this is no stream", 502))
 ONE_AT_A_TIME = StreamingSettings(pool=PoolSettings(total=1))
+ALICE = Owner("acme", "user", "alice")
 MIB = 1 << 20
 
 
@@ -863,7 +865,7 @@ async def test_reader_beyond_the_bound_of_a_reply_is_429(path: str) -> None:
         who = rest.token("alice")
         background = {"background": True} if path == RESPONSES else {}
         reply_id = (await ask(rest, path, **background)).json()["id"]
-        found = await rest.deps.streaming.find(Owner("acme", "user", "alice"), reply_id)
+        found = await rest.deps.streaming.find(ALICE, reply_id)
         readers = [found.entries() for _ in range(READERS_MAX)]
         where = "?stream=true" if path == RESPONSES else "/events"
         answer = await rest.ask("GET", f"{path}/{reply_id}{where}", who)
@@ -871,6 +873,19 @@ async def test_reader_beyond_the_bound_of_a_reply_is_429(path: str) -> None:
         assert answer.headers["retry-after"]
         for reader in readers:
             await reader.aclose()
+
+
+async def test_owner_who_reads_many_responses_whole_at_once_is_429() -> None:
+    async with serving() as rest:
+        path = f"{RESPONSES}/{(await ask(rest, RESPONSES)).json()['id']}"
+        with ExitStack() as others:
+            for _ in range(READERS_MAX):
+                others.enter_context(rest.deps.streaming.reading_whole(ALICE))
+            for method, where in (("GET", path), ("POST", f"{path}/cancel")):
+                refused = await rest.ask(method, where, rest.token("alice"))
+                assert refused.status_code == 429 and refused.headers["retry-after"]
+            assert (await ask(rest, RESPONSES, background=True)).is_success, "it has begun"
+        assert (await rest.ask("GET", path, rest.token("alice"))).status_code == 200
 
 
 async def test_ticket_reads_its_own_reply_only_and_cancels_nothing() -> None:

@@ -62,7 +62,8 @@ async def get_response(deps: ApiDeps, call: Call) -> Answer:
     if not call.query.stream:
         if after is not None:
             raise InvalidMessage("starting_after is for stream=true", field="starting_after")
-        return await _shown(reply)
+        with deps.streaming.reading_whole(reply.begin.owner):
+            return await _shown(reply)
     events = responses.ResponseEvents(reply.reply_id, -1 if after is None else after)
     return events_answer(deps, reply, ResponsePieces(reply, events))
 
@@ -87,8 +88,9 @@ class ResponsePieces(ResumedPieces):
 async def cancel_response(deps: ApiDeps, call: Call) -> Answer:
     """Repeats, and cancels of what has ended, change nothing."""
     reply = await _found(deps, call)
-    await deps.streaming.cancel(owner_of(call.principal), reply.reply_id)
-    return await _shown(reply, status=None if reply.ended_at else "cancelled")
+    with deps.streaming.reading_whole(reply.begin.owner):
+        await deps.streaming.cancel(reply.begin.owner, reply.reply_id)
+        return await _shown(reply, status=None if reply.ended_at else "cancelled")
 
 
 async def delete_response(deps: ApiDeps, call: Call) -> Answer:

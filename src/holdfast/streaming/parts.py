@@ -8,8 +8,9 @@ same.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
-from contextlib import asynccontextmanager
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from heapq import nsmallest
 from typing import Any, Literal, NamedTuple
@@ -23,10 +24,11 @@ from holdfast.errors import (
     KeyReused,
     NotFound,
     OutcomeUnknown,
+    RateLimited,
     Unavailable,
 )
 from holdfast.streaming.admission import Admission, ReplyRequest
-from holdfast.streaming.attached import AttachedReply, attach_live, attach_log
+from holdfast.streaming.attached import READERS_MAX, AttachedReply, attach_live, attach_log
 from holdfast.streaming.live_reply import LiveReply, ReplyState
 from holdfast.streaming.pool.leases import NodeLeases
 from holdfast.streaming.producer import Producer
@@ -93,6 +95,7 @@ class StreamingParts:
         """Bounded by the pool and the queue: each waits, runs, or has just ended."""
         self._beginning: dict[str, asyncio.Event] = {}  # by key, and not held yet
         self._kept_bytes = 0
+        self._read_whole = Counter[Owner]()
         self._leases.on_cancel = self._on_cancel
         self._closing = set[asyncio.Task[None]]()
 
@@ -334,6 +337,21 @@ class StreamingParts:
                         "replies cannot be read now", retry_after_seconds=2.0
                     ) from None
             await asyncio.sleep(FIND_PAUSE_SECONDS)
+
+    @contextmanager
+    def reading_whole(self, owner: Owner) -> Iterator[None]:
+        """While a reply is read and put together at once; RateLimited if the owner does
+        that too often already: 30,000 entries take 0.2 s, in many turns of the loop.
+        """
+        if self._read_whole[owner] >= READERS_MAX:
+            raise RateLimited("too many replies are being read", retry_after_seconds=1.0)
+        self._read_whole[owner] += 1
+        try:
+            yield
+        finally:
+            self._read_whole[owner] -= 1
+            if not self._read_whole[owner]:
+                del self._read_whole[owner]
 
     async def cancel(self, owner: Owner, reply_id: str) -> AttachedReply:
         """Cancel the owner's reply, here or at another node. Repeats change nothing."""
