@@ -336,6 +336,21 @@ async def test_node_that_was_presumed_dead_announces_itself_and_goes_on() -> Non
         assert await is_granted(place, 1.5)
 
 
+async def test_node_that_stood_still_and_was_freed_announces_itself() -> None:
+    """Unlike one that was cut off, it has not gone on alone meanwhile."""
+    nodes = Nodes()
+    async with nodes.node("a") as a, nodes.node("b"):
+        await leased(a, "a1", "a2", "a3")
+        waits = a.ask(request("a4"))
+        await waits.decided()
+        nodes.server.carry_out(lambda queue, now: queue.leave("a", now))
+        await asyncio.sleep(1.1)
+        states = {each: entry.state for each, entry in nodes.server.queue._entries.items()}
+        assert states == dict.fromkeys(("a1", "a2", "a3"), "leased") | {"a4": "waiting"}
+        a.release("a1")
+        assert await is_granted(waits, 1.5)
+
+
 class TestFallback:
     """The shared pool is unavailable."""
 
