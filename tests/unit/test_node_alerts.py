@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -20,6 +21,7 @@ from holdfast.node.alerts import (
     JUDGE_SECONDS,
     SETTLED_PAUSES,
     STARTED_SECONDS,
+    URGENT_SECONDS,
     AlertDeps,
     NodeAlerts,
 )
@@ -139,6 +141,43 @@ async def test_incident_goes_on_over_a_restart_and_is_not_reported_twice(tmp_pat
     later.halted = 0.0
     await later.pass_seconds(20)
     assert later.news == [ENDED]
+
+
+@pytest.mark.parametrize(
+    ("alert", "happen"),
+    [
+        ("HoldfastCounterCorruption", partial(telemetry.counter_corruption, "chat_1")),
+        ("HoldfastDuplicateSequence", partial(telemetry.duplicate_sequence, "chat_1")),
+        ("HoldfastMessagesLost", partial(telemetry.rollback_proven, "chat_1", "ann", 1, 7, 5)),
+        ("HoldfastEpochsRaised", partial(telemetry.epochs_raised, 7)),
+    ],
+)
+async def test_sev_1_is_judged_at_once_and_not_after_the_pause(
+    tmp_path: Path, alert: str, happen: Callable[[], None]
+) -> None:
+    """A process that dies within the pause could not report it."""
+    bench = Bench(tmp_path)
+    bench.alerts._samples = telemetry.samples
+    judging = asyncio.create_task(bench.alerts.run())
+    await asyncio.sleep(1)
+    bench.clock.advance(1)
+    happen()
+    assert (alert, "firing") not in bench.sent
+    await asyncio.sleep(URGENT_SECONDS)
+    assert (alert, "firing") in bench.sent
+    judging.cancel()
+
+
+async def test_flood_of_urgent_reasons_is_judged_at_a_bounded_rate(tmp_path: Path) -> None:
+    bench = Bench(tmp_path)
+    judged = []
+    bench.alerts._samples = lambda names: judged.append(1) or {}  # type: ignore[func-returns-value]
+    judging = asyncio.create_task(bench.alerts.run())
+    for _ in range(1000):
+        telemetry.duplicate_sequence("chat_1")
+        await asyncio.sleep(0.001)
+    assert len(judged) <= 3 + 1 / URGENT_SECONDS
+    judging.cancel()
 
 
 async def test_end_during_a_restart_is_reported_soon(tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ import msgspec
 from msgspec import Struct, structs
 
 from holdfast import telemetry
-from holdfast.clock import Clock, Ids, timestamp
+from holdfast.clock import Clock, Ids, timestamp, wait_at_most
 from holdfast.drivers.files import replace_file
 from holdfast.errors import HoldfastError, InvalidMessage, NotFound
 from holdfast.telemetry import ALERTS
@@ -49,6 +49,8 @@ from holdfast.webhooks.silences import SharedSilences
 
 JUDGE_SECONDS = 5.0
 """How often alerts are judged: 1.4 ms of processor time each time, 0.3 ms a second."""
+URGENT_SECONDS = 0.1
+"""The least pause between two judgements, however many urgent reasons there are."""
 SETTLED_PAUSES = 6
 """After this many judgements every gauge has been set since the start."""
 SAVE_SECONDS_MAX = 1.0
@@ -132,9 +134,20 @@ class NodeAlerts:
                 telemetry.log.warning("node.alert_sink_gone", sink=title, alerts=owed)
 
     async def run(self) -> None:
-        while True:
-            await self.judge()
-            await asyncio.sleep(self._pause_seconds)
+        """Judge again and again; after a SEV-1 was counted without the pause."""
+        loop, woken = asyncio.get_running_loop(), asyncio.Event()
+
+        def wake() -> None:
+            with contextlib.suppress(RuntimeError):  # the loop is closed
+                loop.call_soon_threadsafe(woken.set)
+
+        with telemetry.on_urgent(wake):
+            while True:
+                woken.clear()
+                await self.judge()
+                urgent_seconds = min(URGENT_SECONDS, self._pause_seconds)
+                await asyncio.sleep(urgent_seconds)
+                await wait_at_most(woken, self._pause_seconds - urgent_seconds)
 
     async def follow(self) -> None:
         """Find the silences that other nodes made. While the database does not answer,

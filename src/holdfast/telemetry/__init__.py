@@ -21,6 +21,7 @@ HELP text are those of the design documents.
 - ``incidents``     what fires on a node, over restarts
 - ``logs``          where log lines go, and what is removed from them
 - ``traces``        spans for OpenTelemetry, when configured
+- ``urgent``        tells the judge of alerts that a SEV-1 was counted
 - ``marks``         moments that tests collect or act on
 """
 
@@ -147,6 +148,7 @@ from holdfast.telemetry.replies import (
     reply_tokens,
 )
 from holdfast.telemetry.traces import TraceSettings, span, tracing
+from holdfast.telemetry.urgent import on_urgent
 
 __all__ = [
     "ALERTS",
@@ -209,6 +211,7 @@ __all__ = [
     "message_step",
     "old_primary_refused",
     "on_mark",
+    "on_urgent",
     "outbound_buffers",
     "part_started",
     "pool_state",

@@ -11,6 +11,7 @@ from prometheus_client import Histogram
 from holdfast.telemetry.logs import log
 from holdfast.telemetry.marks import mark
 from holdfast.telemetry.metrics import LATENCY_BUCKETS, REGISTRY, counter, gauge, histogram
+from holdfast.telemetry.urgent import urgent
 
 _steps = histogram(
     "message_step_seconds",
@@ -215,6 +216,7 @@ def rollback_proven(chat_id: str, user_id: str, epoch: int, cursor: int, head: i
         detail="a client has messages that the store does not: raising the chat's epoch",
         chat_id=chat_id, user_id=user_id, epoch=epoch, cursor=cursor, head=head,
     )  # fmt: skip
+    urgent()
 
 
 def cursor_unproven() -> None:

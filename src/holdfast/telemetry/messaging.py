@@ -13,6 +13,7 @@ from holdfast.telemetry.ingest import send_turned_away, sends_refused
 from holdfast.telemetry.logs import log
 from holdfast.telemetry.marks import mark
 from holdfast.telemetry.metrics import counter, gauge, histogram
+from holdfast.telemetry.urgent import urgent
 
 _connections = gauge("gateway_connections_active", "Open connections [gateway.connections.active]")
 _connected = counter("gateway_connections", "Connections opened [gateway.connections.rate]")
@@ -153,6 +154,7 @@ def counter_corruption(chat_id: str) -> None:
     _counter_corruption.inc()
     mark("a chat had no counter")
     log.critical("store.counter_corrupted", severity="SEV-1", chat_id=chat_id)
+    urgent()
 
 
 def duplicate_sequence(chat_id: str) -> None:
@@ -160,6 +162,7 @@ def duplicate_sequence(chat_id: str) -> None:
     _duplicate_sequence.inc()
     mark("a sequence was taken")
     log.critical("store.sequence_duplicated", severity="SEV-1", chat_id=chat_id)
+    urgent()
 
 
 def chats_halted(count: int) -> None:
@@ -315,6 +318,7 @@ def epochs_raised(base: int) -> None:
     """Every node counts it once. Clients read their chats again."""
     _epochs_raised.inc()
     log.critical("fanout.epochs_raised", base=base, severity="SEV-1")
+    urgent()
 
 
 def old_primary_refused(timeline: int, *, is_first: bool) -> None:
