@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 from api_rig import Rest, error_of, serving
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from holdfast import telemetry
 from holdfast.api.deps import ApiSettings
 from holdfast.api.messages import _page
 from holdfast.errors import HoldfastError, OutcomeUnknown, ServerBusy, Unavailable
 from holdfast.history.history import HistorySettings
+from holdfast.limits.rules import Rule
 from holdfast.message import Chat, Message, Outcome, Page, User, Watermark
 from holdfast.session.settings import PageSettings
 from holdfast.store.commands import CommandContext, Retain
@@ -294,3 +297,48 @@ async def test_a_read_that_meets_its_deadline_is_a_retryable_error() -> None:
         answer = await rest.ask("GET", "/v1/chats/chat_1/messages", rest.token("alice"))
         assert error_of(answer) == (503, "SERVICE_UNAVAILABLE")
         assert "outcome" not in answer.json()["error"] and answer.headers["Retry-After"] == "1"
+
+
+def answered() -> dict[str, float]:
+    """How many sends had each answer, so far."""
+    samples = telemetry.samples(["ingest_sends_total"])["ingest_sends_total"]
+    return {dict(labels)["answer"]: count for labels, count in samples.items()}
+
+
+async def counted(rest: Rest, who: str | None, **request: Any) -> tuple[int, dict[str, float]]:
+    """The status of a send, and which answers were counted for it."""
+    before, path = answered(), f"/v1/chats/{request.pop('chat', 'chat_x')}/messages"
+    status = (await rest.ask("POST", path, who, **request)).status_code
+    now = answered()
+    return status, {each: now[each] - before[each] for each in now if now[each] != before[each]}
+
+
+async def test_send_that_is_refused_before_its_endpoint_counts_as_a_send() -> None:
+    once = Rule("*", "rest:user", "token_bucket", 1, 60.0, burst_size=2)
+    async with serving(rules=[once]) as rest:
+        chat, body = await rest.chat("alice"), {"content": "hello"}
+        alice, bob, eve = (rest.token(each) for each in ("alice", "bob", "eve"))
+        persisted = await counted(rest, alice, chat=chat, json=body, idempotency_key="1")
+        assert persisted == (201, {"persisted": 1})
+        limited = await counted(rest, alice, chat=chat, json=body, idempotency_key="2")
+        assert limited == (429, {"refused": 1})
+        assert await counted(rest, bob, json=body) == (400, {"refused": 1}), "no key"
+        assert await counted(rest, bob, json={}, idempotency_key="1") == (400, {"refused": 1})
+        reader = rest.token("carl", scopes=["chats:read"])
+        assert await counted(rest, reader, json=body) == (403, {"refused": 1})
+        rest.deps.limits.entry_points.decide = refuse_all  # type: ignore[method-assign]
+        turned_away = await counted(rest, eve, json=body, idempotency_key="1")
+        assert turned_away == (503, {"turned_away": 1})
+
+
+async def refuse_all(*_: Any) -> Any:
+    raise Unavailable("the counters do not answer")
+
+
+async def test_send_without_a_credential_is_no_send() -> None:
+    async with serving() as rest:
+        assert await counted(rest, None, json={"content": "hello"}) == (401, {})
+        assert await counted(rest, "no token", json={"content": "hello"}) == (401, {})
+        asked = await rest.ask("POST", "/v1/chats", rest.token("alice"), json={})
+        before = answered()
+        assert asked.status_code == 400 and answered() == before, "another endpoint"

@@ -11,7 +11,7 @@ from holdfast import telemetry
 from holdfast.api.address_limits import AddressLimits
 from holdfast.api.cors import CrossOrigin
 from holdfast.api.deps import ApiDeps
-from holdfast.api.endpoint import Endpoint, WebPage
+from holdfast.api.endpoint import Call, Endpoint, WebPage
 from holdfast.api.idempotency import IdempotentRequests
 from holdfast.api.middleware import AccessLog, Answered, response_headers
 from holdfast.api.request import (
@@ -180,9 +180,7 @@ class RestApp:
         try:
             if endpoint.role is not None and endpoint.role not in self._deps.roles:
                 raise missing_role(endpoint.role)
-            call = await receive(
-                self._deps, self._address_limits, self._streams.draining, endpoint, request
-            )
+            call = await self._receive(endpoint, request)
             if endpoint.stream is not None:
                 self._streams.refuse_if_draining()
             answer = await self._keyed.run(endpoint, call)
@@ -211,6 +209,15 @@ class RestApp:
         except Exception:
             log.exception("api.request_failed", endpoint=endpoint.name)
             return respond_error(InternalError(), write=endpoint.writes, shape=endpoint.error_shape)
+
+    async def _receive(self, endpoint: Endpoint, request: Request) -> Call:
+        draining = self._streams.draining
+        try:
+            return await receive(self._deps, self._address_limits, draining, endpoint, request)
+        except Exception as error:
+            if endpoint.on_refused is not None and request.principal is not None:
+                endpoint.on_refused(error)
+            raise
 
 
 def _opened(endpoint: Endpoint, deps: ApiDeps) -> Endpoint:

@@ -167,6 +167,9 @@ class Endpoint:
     on_invalid_input: Callable[[InvalidMessage], Refused] = _unchanged
     """Turns the error of an invalid query or body into this endpoint's own."""
 
+    on_refused: Callable[[Exception], None] | None = None
+    """Called for an authenticated request that is refused before the endpoint runs."""
+
     def __post_init__(self) -> None:
         if self.stream is not None and self.deadline_seconds is None:
             raise ValueError(f"{self.path}: a streamed answer needs deadline_seconds")

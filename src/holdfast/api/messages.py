@@ -10,7 +10,14 @@ from holdfast.api.chats import act_of, commit
 from holdfast.api.deps import ApiDeps
 from holdfast.api.endpoint import Answer, Call
 from holdfast.api.schemas import DeliveryStatus, MessagePage, MessagesQuery, NewMessage
-from holdfast.errors import Forbidden, InvalidMessage, NotFound, OutcomeUnknown
+from holdfast.errors import (
+    Forbidden,
+    InvalidMessage,
+    NotFound,
+    OutcomeUnknown,
+    RateLimited,
+    Refused,
+)
 from holdfast.message import SEQUENCE_MAX, Acked, Chat, Outcome, Page, Watermark
 from holdfast.session.responses import acknowledgement
 from holdfast.session.validation import refusal_of_send
@@ -95,6 +102,16 @@ async def send_message(deps: ApiDeps, call: Call) -> Answer:
     return Answer(
         acknowledgement(send.client_message_id, outcome), 200 if outcome.deduplicated else 201
     )
+
+
+def count_refused_send(error: Exception) -> None:
+    """Count a send that never became one: availability is of all that reached the
+    node.
+    """
+    if isinstance(error, Refused | RateLimited):
+        telemetry.sends_refused()
+    else:
+        telemetry.send_turned_away("request")
 
 
 async def _submit(deps: ApiDeps, call: Call, send: SendBody) -> Outcome:

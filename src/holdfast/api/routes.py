@@ -150,6 +150,7 @@ MESSAGES: Sequence[Endpoint] = (
     Endpoint(
         "POST", CHAT + "/messages", messages.send_message, "Send a message", "user", "chats:send",
         body=NewMessage, answer=MessageAck, status=201, key="required",
+        on_refused=messages.count_refused_send,
         also={200: "It was stored before under the same key: `deduplicated` is true."},
         note="The Idempotency-Key is the client_message_id. The answer comes after the commit on "
         "stable storage.",

@@ -25,8 +25,8 @@ _steps = histogram(
 _OUTCOMES = ("persisted", "deduplicated", "refused", "halted", "throttled", "deferred", "unknown")
 _sends = counter(
     "ingest_sends",
-    "Sends that reached a session or ingest, by their answer; the good ones are persisted,"
-    " deduplicated and refused (the sender's own mistake)",
+    "Sends that reached the node, by their answer, those refused before they were tried"
+    " included; the good ones are persisted, deduplicated and refused (the sender's own mistake)",
     ("answer",),
     known=(*_OUTCOMES, "turned_away"),
 )
@@ -37,7 +37,7 @@ _turned_away = counter(
     ("reason",),
     known=(
         *("connection", "total", "chat", "bytes", "age", "deadline", "follower", "stopping"),
-        "defect",
+        *("request", "defect"),
     ),
 )
 _group_sends = Histogram(
