@@ -1,10 +1,12 @@
 """A node's host vanishes and closes nothing: PostgreSQL drops its connections within
-seconds, and with them all they hold; the node itself gives up and serves again later.
+seconds, and with them all they hold; the node itself gives up and serves again later. A
+node that hangs does not read: the connections that this holds up are dropped, too.
 """
 
 from __future__ import annotations
 
 import asyncio
+import signal
 import time
 from contextlib import ExitStack
 from pathlib import Path
@@ -52,3 +54,41 @@ async def test_connections_of_a_host_that_is_gone_are_dropped_and_it_comes_back(
                 healed = time.monotonic()
                 await asyncio.gather(ann.say(chat_id, "back"), ann.has(chat_id, 2))
                 assert time.monotonic() - healed <= CAUGHT_UP_SECONDS_MAX
+
+
+NOTIFY = """
+DO $$ BEGIN
+    FOR n IN 1..2000 LOOP PERFORM pg_notify('holdfast_bus', n || repeat('x', 7900)); END LOOP;
+END $$
+"""
+HELD_UP = "SELECT count(*) FROM pg_stat_activity WHERE wait_event = 'ClientWrite'"
+USAGE = "SELECT pg_notification_queue_usage()"
+
+
+@pytest.mark.long
+async def test_node_that_hangs_does_not_hold_up_the_queue_of_notifications(
+    tmp_path: Path,
+) -> None:
+    """PostgreSQL keeps what a listener has not read, for all, and refuses to notify
+    when its queue is full. What the others cannot read here they ignore.
+    """
+    async with asyncio.timeout(100), cluster_rig(tmp_path, nodes=2, with_redis=False) as rig:
+        chat_id = await rig.chat("ann", "bob")
+        rig.nodes[0].process.send(signal.SIGSTOP)
+        await ask(rig.postgres, NOTIFY)
+        began = time.monotonic()
+
+        async def is_held_up() -> bool:
+            return bool(await ask(rig.postgres, HELD_UP))
+
+        async def goes_on() -> bool:
+            return not await is_held_up() and await ask(rig.postgres, USAGE) < 0.0001
+
+        await until(is_held_up)
+        assert await ask(rig.postgres, USAGE) > 0.001
+        await until(goes_on)
+        assert time.monotonic() - began <= DROPPED_SECONDS_MAX
+        rig.nodes[0].process.send(signal.SIGCONT)
+        async with rig.person("ann", 0).online() as ann, rig.person("bob", 1).online() as bob:
+            await ann.say(chat_id, "back")
+            await bob.has(chat_id, 1)
