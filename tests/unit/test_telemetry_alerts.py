@@ -42,7 +42,35 @@ DOCUMENTED = {
     "HoldfastReplyPoolExhausted": ("SEV-3", 1, 300, 1),
     "HoldfastProviderBreakerOpen": ("SEV-2", 1, 60, None),
     "HoldfastRepliesDown": ("SEV-2", 0, 10, None),
+    "HoldfastChatsHalted": ("SEV-2", 0, 0, None),
+    "HoldfastDeliverySlow": ("SEV-3", 2, 0, None),
+    "HoldfastKeyRaces": ("warning", 0.01, 300, None),
+    "HoldfastHotChats": ("warning", 0, 0, None),
+    "HoldfastSendsTurnedAway": ("SEV-3", 0.05, 60, 0),
+    "HoldfastFanoutRestarted": ("warning", 0, 0, None),
+    "HoldfastDependencyDown": ("SEV-3", 0, 30, None),
+    "HoldfastRulesPrimaryDown": ("SEV-2", 0, 30, None),
+    "HoldfastCountersUnavailable": ("SEV-3", 0, 30, None),
+    "HoldfastJobDeadLetters": ("SEV-3", 100, 0, 0),
+    "HoldfastJobBreakerOpen": ("SEV-3", 0, 60, None),
 }
+WINDOWS = {
+    "HoldfastCounterCorruption": "5m",
+    "HoldfastDuplicateSequence": "5m",
+    "HoldfastSlowConsumers": "1m",
+    "HoldfastPersistSlow": "5m",
+    "HoldfastTransactionConflicts": "5m",
+    "HoldfastDeliveriesSkipped": "5m",
+    "HoldfastDeliverySlow": "1h",
+    "HoldfastSequenceGaps": "15m",
+    "HoldfastRetryStorm": "5m",
+    "HoldfastFanoutDeadLetters": "1h",
+    "HoldfastJobDeadLetters": "1h",
+    "HoldfastAdminDatabaseErrors": "1m",
+    "HoldfastReplyQueueTimeouts": "5m",
+    "HoldfastRepliesFailing": "5m",
+}
+"""Over which time what happened is counted."""
 
 
 @pytest.mark.parametrize("name", DOCUMENTED)
@@ -52,6 +80,16 @@ def test_alert_of_a_document_has_its_numbers(name: str) -> None:
     found = (alert.severity, alert.when.threshold, alert.when.for_seconds, warned)
     assert found == DOCUMENTED[name]
     assert alert.rows, "it names its document"
+
+
+def test_every_alert_that_a_document_asks_for_has_its_numbers_here() -> None:
+    assert {alert.name for alert in ALERTS if alert.rows} == set(DOCUMENTED)
+
+
+@pytest.mark.parametrize("name", WINDOWS)
+def test_alert_of_a_document_counts_over_its_window(name: str) -> None:
+    printed = " ".join(promql(rule.condition) for rule in rules([BY_NAME[name]]))
+    assert set(re.findall(r"\[(\w+)\]", printed)) == {WINDOWS[name]}
 
 
 @pytest.mark.parametrize("alert", ALERTS, ids=lambda alert: alert.name)
