@@ -97,6 +97,7 @@ ENDPOINTS: Mapping[str, Row] = {
     "list_alerts": Row(),
     "list_objectives": Row(),
     "silence_alert": Row(body={"alert": "HoldfastJobsOld", "seconds": 60, **WHY}),
+    "end_silence": Row(body={"alert": "HoldfastJobsOld", **WHY}),
     "check_sinks": Row(body={"sinks": many("s", 100), **WHY}),
     "get_cluster": Row(),
     "raise_epochs": Row(body={"reason": "test"}),

@@ -266,6 +266,14 @@ ROWS = [
         OPERATOR,
         {"alert": "HoldfastJobsOld", "seconds": 60, **WHY},
     ),
+    Row(
+        "end_silence",
+        "POST",
+        "/admin/alerts/unsilence",
+        OPERATOR,
+        {"alert": "HoldfastJobsOld", **WHY},
+        answers=frozenset({404}),
+    ),
     Row("check_sinks", "POST", "/admin/alerts/test", OPERATOR, WHY),
     Row("list_revocations", "GET", "/admin/revocations", OPERATOR),
     Row(
