@@ -583,7 +583,7 @@ def test_a_server_on_an_empty_volume_keeps_its_state_in_a_directory_of_its_own(
     server.terminate()
     server.wait(PATIENCE_SECONDS)
     databases = {"access.db", "chats.db", "limits.db", "replies.db", "webhooks.db", "work.db"}
-    others = {"keys.json", "lock", "name.json", "secrets.json", "work.db-lock"}
+    others = {"alerts.json", "keys.json", "lock", "name.json", "secrets.json", "work.db-lock"}
     assert {path.name for path in (volume / "state").iterdir()} == databases | others
     (volume / "state").chmod(0o777)
     refused = program.run_process("serve")

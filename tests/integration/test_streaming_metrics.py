@@ -14,11 +14,17 @@ from work_rigs import until
 
 from holdfast.streaming.pool.contract import PoolSettings
 from holdfast.streaming.providers.script import ScriptSettings
-from holdfast.streaming.settings import ModelSettings, ProviderSettings, QueueFailoverSettings
+from holdfast.streaming.settings import (
+    ModelSettings,
+    ProviderSettings,
+    QueueFailoverSettings,
+    ReplyClocks,
+)
 from holdfast.telemetry.metrics import REGISTRY
 
 FULL = replace(
     STREAMING,
+    clocks=ReplyClocks(),  # on a busy machine tokens may be late
     pool=PoolSettings(total=10, per_user=7),
     queue_failover=QueueFailoverSettings(waiting_max=20, waiting_per_user=3, timeout_seconds=300),
     providers=(ProviderSettings("endless", "scripted", script=ScriptSettings(tokens=1_000_000)),),

@@ -35,8 +35,8 @@ async def goodbye(end_after_seconds: float, *, close_first: bool = False) -> flo
     ended = asyncio.Event()
     loop = asyncio.get_running_loop()
     server = await loop.create_server(lambda: Closing(end_after_seconds, ended), "127.0.0.1", 0)
+    began = time.monotonic()  # the server may begin before the client knows
     reader, writer = await asyncio.open_connection(*server.sockets[0].getsockname())
-    began = time.monotonic()
     assert await reader.readexactly(3) == b"bye"
     if not close_first:
         writer.write(b"and another thing")
