@@ -361,3 +361,50 @@ def test_any_bytes_end_in_chunks_or_a_failure(data: bytes, place: int) -> None:
     cut_chunks, cut_stream = read(data[:place], data[place:])
     assert cut_chunks == chunks
     assert state(cut_stream) == state(stream)
+
+
+AROUND_TEXT = [
+    b'{"id":"c1","choices":[{"index":0,"delta":{"content":"%b"}}]}',
+    b'{"id":"c1","choices":[{"index":0,"delta":{"role":"assistant","content": "%b"}}]}',
+    b'{"id":"c1","choices":[{"index":0,"delta":{"content":"%b","refusal":null}}],"usage":null}',
+    b'{"choices":[{"delta":{"content":"?","a\\"content":"%b"}}]}',
+    b'{"choices":[{"delta":{"content":"%b","content":"kept"}}]}',
+    b'{"choices":[{"delta":{"content":"%b","reasoning":"thought"}}]}',
+    b'{"choices":[{"delta":{"content":"a"}},{"index":1,"delta":{"content":"%b"}}]}',
+    b'{"choices":[{"index":1,"delta":{"content":"%b"}}]}',
+    b'{"choices":[{"delta":{"content":"%b"},"finish_reason":"stop"}]}',
+    b'{"choices":[{"delta":{"content":"%b"}}],"error":"%b"}',
+    b'{"content":"%b","choices":[{"delta":{"content":"a"}}]}',
+    b'{"choices":[{"delta":{"content":"%b"}}],"usage":{"prompt_tokens":1,"completion_tokens":2}}',
+    b'{"choices":[{"delta":{"content":"%b"}}],"obfuscation":"%b"}',
+]
+TEXTS = [
+    b"", b"?", b" a", b"\\n\\u00e9", "é🎈\u2028".encode(), b'\\"content\\":\\"b', b"\\\\",
+    b"\\", b'"', b'","x":"', b"\n", b"\r", b"\xff", b"\\ud800", b"\x01", b'b"},"y":{"z":"',
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("around", AROUND_TEXT)
+@given(st.lists(st.tuples(st.just(0) | st.integers(1, 99), st.sampled_from(TEXTS)), max_size=5))
+def test_chunk_is_judged_like_the_one_before_only_if_its_text_alone_differs(
+    around: bytes, parts: Sequence[tuple[int, bytes]]
+) -> None:
+    """Frames of earlier events are used for events that come alone, not for lines."""
+    kinds = [around, *AROUND_TEXT]
+    events = [sse(kinds[at % len(kinds)].replace(b"%b", text)) for at, text in parts]
+    chunks, stream = read(*events)
+    line_chunks, line_stream = read(b"".join(events))
+    assert chunks == line_chunks
+    assert state(stream) == state(line_stream)
+
+
+@pytest.mark.parametrize("around", AROUND_TEXT[:3])
+def test_text_in_the_frame_of_an_earlier_chunk_is_decoded_alone(
+    around: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    events = [around.replace(b"%b", text) for text in (b"a", b"bc", "é\\n".encode())]
+    first, *others = events
+    _, stream = read(sse(first))
+    monkeypatch.setattr("holdfast.streaming.provider_stream._decode_all", lambda _: pytest.fail())
+    for event in others:
+        assert stream.feed(sse(event)) == [content(event)]

@@ -23,13 +23,18 @@ kept in ``error``, not raised: chunks before it, in the same bytes, still count.
 A chunk is judged here and nowhere else (``_check``): all of it is decoded once, so
 nothing that reads it later fails on a number out of range or on its nesting.
 
+Most chunks of a stream differ from the one before in their text alone. So the bytes
+around the text of a chunk are kept (``_Frame``): of an event within the same bytes only
+the text is decoded, because everything else was judged with the chunk before.
+
 ``failure_of_status`` judges answers that begin no stream.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 import msgspec
 from msgspec import Meta, Raw, Struct
@@ -62,6 +67,10 @@ _ONE_EVENT = b"data: {"
 _IGNORED = (b"event", b"id", b"retry")
 _ALIVE = ProviderChunk(b"")
 _UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+_TEXT = re.compile(rb'"content": ?"((?:[^"\\]|\\.)*)"')
+UNUSED_FRAMES_MAX = 3
+"""Frames that fit no later chunk, one after the other: then no more are made, because a
+provider may put something new into each chunk."""
 
 _Tokens = Annotated[int, Meta(ge=0, le=TOKENS_MAX)]
 
@@ -85,9 +94,17 @@ class _Chunk(Struct, gc=False):
 
 
 _decode = msgspec.json.Decoder(_Chunk).decode
+_decode_text = msgspec.json.Decoder(str).decode
 _decode_all = msgspec.json.Decoder().decode
 _decode_fields = msgspec.json.Decoder(dict[str, Raw]).decode
 _decode_choices = msgspec.json.Decoder(list[Raw]).decode
+
+
+class _Frame(NamedTuple):
+    """The bytes of an event before and behind its text, with the quotes of that."""
+
+    before: bytes
+    behind: bytes
 
 
 class ProviderStream:
@@ -107,6 +124,8 @@ class ProviderStream:
         """Since the last chunk that carries something."""
         self._after_cr = False
         self._at_start = True
+        self._frame: _Frame | None = None
+        self._unused_frames = 0
 
     def feed(self, data: bytes) -> Sequence[ProviderChunk]:
         """The chunks that are complete now, in order."""
@@ -116,6 +135,20 @@ class ProviderStream:
         chunks: list[ProviderChunk] = []
         if not data or self.ended or self.error:
             return chunks
+        if (  # the chunk before with another text, as nearly every token is
+            (frame := self._frame) is not None
+            and data.startswith(frame.before)
+            and data.endswith(frame.behind)
+            and len(data) <= EVENT_BYTES_MAX
+            and not (self._line or self._data)
+        ):
+            try:
+                text = _decode_text(data[len(frame.before) - 1 : 1 - len(frame.behind)])
+            except _UNREADABLE:
+                text = ""  # judged below
+            if text:
+                self._unused_frames = self._bare_bytes = 0
+                return [ProviderChunk(data[6:-2], True, False, None, _text_bytes(text))]
         if (  # one whole event on one line, as nearly every token is: half the work
             data.startswith(_ONE_EVENT)
             and data.find(b"\n") == len(data) - 2
@@ -129,9 +162,15 @@ class ProviderStream:
             chunks.append(chunk)
             if chunk.data:
                 self._bare_bytes = 0
+                if chunk.content and self._unused_frames < UNUSED_FRAMES_MAX:
+                    self._frame = _frame_of(data)
+                    self._unused_frames += 1
             elif self.error is None:
                 self._count_bare(data, chunks)
             return chunks
+        return self._feed_lines(data, chunks)
+
+    def _feed_lines(self, data: bytes, chunks: list[ProviderChunk]) -> Sequence[ProviderChunk]:
         self._after_cr = data.endswith(b"\r")
         lines = data.splitlines()
         rest = b"" if data.endswith((b"\n", b"\r")) else lines.pop()
@@ -235,6 +274,24 @@ class ProviderStream:
         finish = bool(first.finish_reason)
         self.finished = self.finished or finish
         return ProviderChunk(data, has_content, finish, usage, text_bytes)
+
+
+def _frame_of(event: bytes) -> _Frame | None:
+    """The frame of an event with a chunk that says something; None if what it says is
+    more than the text of choice 0.
+    """
+    if (found := _TEXT.search(event)) is None:
+        return None
+    frame = _Frame(event[: found.start(1)], event[found.end(1) :])
+    # It is the text of the chunk if that changes with it.
+    longer = b"%b?%b" % (event[len(_ONE_EVENT) - 1 : found.end(1)], frame.behind)
+    chunk = _decode(longer)
+    [choice, *others] = chunk.choices or [_Choice()]
+    said = {name: value for name, value in (choice.delta or {}).items() if value and name != "role"}
+    is_text_alone = said == {"content": _decode_text(b'"%b"' % found[1]) + "?"}
+    if others or choice.finish_reason or chunk.usage is not None:
+        return None
+    return frame if is_text_alone else None
 
 
 def _check(data: bytes) -> None:
