@@ -181,7 +181,7 @@ async def test_run_counts_by_the_provider_else_by_an_estimate(
     rig = Rig()
     async with rig.counting():
         run = await rig.granted()
-        run.grew(grown)
+        run.text_bytes += grown
         usage = run.end(provider, named)
         assert usage == (named or ReplyUsage(*expected[:2], estimated=bool(expected[2])))
         assert run.end("another", ReplyUsage(9, 9)) == usage, "it ends once"
@@ -202,7 +202,7 @@ async def test_running_runs_are_noted_each_second_with_their_estimate() -> None:
     rig = Rig()
     async with rig.counting():
         run, other = await rig.granted(), await rig.granted()
-        run.grew(400, "openai")
+        run.text_bytes, run.provider = 400, "openai"
         await asyncio.sleep(1.1)
         assert {(r.prompt_tokens, r.completion_tokens, r.estimated) for r in rig.store.noted} == {
             (PROMPT, 100, True),

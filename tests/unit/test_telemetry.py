@@ -80,6 +80,7 @@ def test_every_metric_is_moved_by_a_function_of_the_catalogue() -> None:
         name.id
         for node in STATEMENTS
         if isinstance(node, ast.FunctionDef | ast.ClassDef)
+        or (isinstance(node, ast.Assign) and isinstance(node.value, ast.Attribute))
         for name in ast.walk(node)
         if isinstance(name, ast.Name)
     }

@@ -228,7 +228,11 @@ class EventPieces(ReplyPieces, PiecesAtOnce):
         ):
             return False
         try:
-            if piece := self._piece(event):
+            if type(event) is list and not self._is_silent:  # a token, not the end
+                piece = self._renderer.render(event)
+            else:
+                piece = self._piece(event)
+            if piece:
                 writer.write_piece(piece)
         except Exception as error:
             self._defect = error

@@ -93,10 +93,20 @@ class LiveReply:
     # --- the producer
 
     def append(self, entries: Iterable[ReplyEntry]) -> None:
-        """Add entries that readers may see at once."""
-        self.hold(entries)
+        """Add entries that readers may see at once. (``hold`` and ``notify``, without
+        calls, because it comes with every token.)
+        """
+        size = 0
+        for entry in entries:
+            self.entries.append(entry)
+            size += ENTRY_BYTES + len(getattr(entry, "chunk", b""))
+        self.size_bytes += size
+        self.kept_bytes += size
+        if self.kept_bytes > KEPT_BYTES_MAX and not self.resumable:
+            self._drop_oldest()
         self.visible = self.first + len(self.entries)
-        self.notify()
+        for callback in tuple(self._watchers):
+            callback()
 
     def hold(self, entries: Iterable[ReplyEntry]) -> None:
         """Add entries that readers may not see yet."""

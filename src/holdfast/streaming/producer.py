@@ -243,13 +243,15 @@ class Producer:
             run.provider = routed.provider
 
     def _take(self, run: _Run, routed: RoutedStream, chunks: Sequence[ProviderChunk]) -> None:
-        live, now, text_bytes = run.live, self._clock.monotonic(), 0
+        live, now = run.live, self._clock.monotonic()
         entries: list[ReplyEntry] = []
         if run.chunk_at:
             telemetry.reply_gap(now - run.chunk_at)
+        else:
+            run.usage.provider = routed.provider
         run.chunk_at = now
         for chunk in chunks:
-            text_bytes += chunk.text_bytes
+            run.usage.text_bytes += chunk.text_bytes
             if chunk.usage is not None:
                 run.counted = chunk.usage
             if not chunk.data:
@@ -260,7 +262,6 @@ class Producer:
                 run.tail.append(ReplyDelta(chunk.data))
             else:
                 entries.append(ReplyDelta(chunk.data))
-        run.usage.grew(text_bytes, routed.provider)
         if entries:
             live.append(entries)
             if live.resumable:

@@ -113,7 +113,8 @@ class ReplyBegin(Struct, frozen=True, tag="begin", gc=False):
 
 
 class ReplyDelta(Struct, frozen=True, tag="delta", gc=False):
-    """A chunk of the provider: the bytes of one JSON object, as they came."""
+    """A chunk of the provider: the bytes of one JSON object, as they came, on one
+    line."""
 
     chunk: bytes
 

@@ -155,8 +155,10 @@ class UsageRun:
         output = request.max_output_tokens
         output = OUTPUT_TOKENS if output is None else min(output, OUTPUT_TOKENS_MAX)
         self._charged = self._prompt_tokens + output
-        self._text_bytes = 0
-        self._provider = ""
+        self.text_bytes = 0
+        """How much text the provider generated; grows with every token."""
+        self.provider = ""
+        """Who accepted the request."""
         self._granted: tuple[str, str] | None = None
         self._usage: ReplyUsage | None = None
 
@@ -164,15 +166,9 @@ class UsageRun:
         """It is about to run. RateLimited: it must not, no tokens are left."""
         self._granted = await self._accounts.grant(self, self._payer, self._charged)
 
-    def grew(self, text_bytes: int, provider: str = "") -> None:
-        """The provider generated this much text."""
-        self._text_bytes += text_bytes
-        if provider:
-            self._provider = provider
-
     def so_far(self) -> RunUsage:
         """Its counts if it ended now."""
-        return self._counted(self._provider, self._estimate(self._provider))
+        return self._counted(self.provider, self._estimate(self.provider))
 
     def end(self, provider: str, usage: ReplyUsage | None) -> ReplyUsage:
         """Count the run, once; what it used, for the reply's own usage entry.
@@ -196,7 +192,7 @@ class UsageRun:
     def _estimate(self, provider: str) -> ReplyUsage:
         if not provider:
             return ReplyUsage(0, 0)
-        return ReplyUsage(self._prompt_tokens, _tokens(self._text_bytes), estimated=True)
+        return ReplyUsage(self._prompt_tokens, _tokens(self.text_bytes), estimated=True)
 
     def _counted(self, provider: str, usage: ReplyUsage) -> RunUsage:
         assert self._granted is not None

@@ -83,7 +83,7 @@ class ChatEvents:
         for _, entry in entries:
             if isinstance(entry, ReplyDelta):
                 self._last = entry.chunk
-                events.append(sse.event(entry.chunk))
+                events.append(b"data: %b\n\n" % entry.chunk)
             else:
                 events.append(self._event(entry))
         return b"".join(events)
