@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from typing import Any, cast
 
 from api_rig import serving
+from structlog.testing import capture_logs
 
 from holdfast.access.connection_limits import HttpCounts, HttpLimits
 from holdfast.api.address_limits import AddressLimits
@@ -22,10 +24,10 @@ STREAM = StreamBounds(unread_seconds_max=0.5, drain_seconds=0.5)
 
 
 class Pieces:
-    """A test endpoint: pieces without end, as fast as they are taken."""
+    """A test endpoint: pieces, without end unless a number is given."""
 
-    def __init__(self, piece: bytes, pause_seconds: float) -> None:
-        self._piece, self._pause_seconds = piece, pause_seconds
+    def __init__(self, piece: bytes, pause_seconds: float, count: float = math.inf) -> None:
+        self._piece, self._pause_seconds, self._left = piece, pause_seconds, count
         self.closed = asyncio.Event()
 
     async def stream_test(self, deps: ApiDeps, call: Call) -> Answer:
@@ -33,7 +35,8 @@ class Pieces:
 
     async def _pieces(self) -> AsyncIterator[bytes]:
         try:
-            while True:
+            while self._left:
+                self._left -= 1
                 yield self._piece
                 await asyncio.sleep(self._pause_seconds)
         finally:
@@ -122,4 +125,17 @@ async def test_stream_that_drain_cuts_has_no_last_chunk() -> None:
             await app.drain()
             rest = await reader.read()
         assert pieces.closed.is_set() and not rest.endswith(b"0\r\n\r\n")
+        writer.close()
+
+
+async def test_stream_whose_connection_the_server_closes_is_complete() -> None:
+    async with listening(Pieces(b"piece", 0.01, 2)) as (_, port, request):
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        with capture_logs() as lines:
+            writer.write(request.replace(b"Host: x", b"Host: x\r\nConnection: close"))
+            async with asyncio.timeout(5):
+                assert (await reader.read()).endswith(b"0\r\n\r\n")
+                while not (ends := [line.get("stream_end") for line in lines]):
+                    await asyncio.sleep(0.01)
+        assert ends == ["complete"]
         writer.close()

@@ -247,8 +247,7 @@ class StreamedBody:
         """Pull every piece; hold those before the head, send the others."""
         async for piece in self._pieces:
             if isinstance(piece, LastPiece):
-                send = self._send or await self._wait_for_head()
-                await send({"type": "http.response.body", "body": piece})
+                await self._send_last(piece)
                 return
             if self._send is None:
                 await self._hold(piece)
@@ -256,8 +255,12 @@ class StreamedBody:
                 self._writer.write_piece(piece)
             else:
                 await self._send_piece(self._send, piece)
+        await self._send_last(b"")
+
+    async def _send_last(self, piece: bytes) -> None:
         send = self._send or await self._wait_for_head()
-        await send({"type": "http.response.body", "body": b""})
+        await send({"type": "http.response.body", "body": piece})
+        self._finish("complete")  # before the server closes the connection behind it
 
     async def _hold(self, piece: bytes) -> None:
         if isinstance(piece, FailurePiece) and not self._started:
