@@ -148,7 +148,8 @@ class ProviderStream:
                 text = ""  # judged below
             if text:
                 self._unused_frames = self._bare_bytes = 0
-                return [ProviderChunk(data[6:-2], True, False, None, _text_bytes(text))]
+                text_bytes = len(text) if text.isascii() else _text_bytes(text)
+                return [ProviderChunk(data[6:-2], True, False, None, text_bytes)]
         if (  # one whole event on one line, as nearly every token is: half the work
             data.startswith(_ONE_EVENT)
             and data.find(b"\n") == len(data) - 2

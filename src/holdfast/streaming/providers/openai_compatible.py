@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager, suppress
+from contextlib import AbstractAsyncContextManager, suppress
 
 import msgspec
 
@@ -68,23 +68,22 @@ class OpenAICompatibleProvider:
     async def close(self) -> None:
         self._server.close()
 
-    @asynccontextmanager
-    async def stream(
-        self, request: ProviderRequest
-    ) -> AsyncIterator[AsyncIterator[Sequence[ProviderChunk]]]:
+    def stream(self, request: ProviderRequest) -> _Stream:
+        return _Stream(self, request)
+
+    async def begin(self, request: ProviderRequest) -> HttpAnswer:
+        """Send the request; its answer is a stream."""
         try:
             answer = await self._server.post(_body(request))
         except HttpFailure as failure:
             raise _failure(failure) from None
-        del request  # it may be megabytes, and the stream may take minutes
+        del request  # it may be megabytes
         try:
             await self._check(answer)
-            chunks = _Chunks(answer)
-            yield chunks
-            if chunks.stream.ended:
-                await _wait_for_end(answer)
-        finally:
+        except BaseException:
             answer.close()
+            raise
+        return answer
 
     async def _check(self, answer: HttpAnswer) -> None:
         """ProviderFailed if the answer is not the stream that was asked for."""
@@ -109,6 +108,32 @@ def _body(request: ProviderRequest) -> bytes:
     for name, value in request.fields.items():
         parts += [b",", msgspec.json.encode(name), b":", value]
     return b"".join([*parts, b"}"])
+
+
+class _Stream(AbstractAsyncContextManager[AsyncIterator[Sequence[ProviderChunk]]]):
+    """See the contract. (No generator: those of contextlib take ten calls more.)"""
+
+    __slots__ = ("_answer", "_chunks", "_provider", "_request")
+
+    def __init__(self, provider: OpenAICompatibleProvider, request: ProviderRequest) -> None:
+        self._provider = provider
+        self._request: ProviderRequest | None = request
+
+    async def __aenter__(self) -> _Chunks:
+        request, self._request = self._request, None
+        assert request is not None, "a stream is entered once"
+        begun = self._provider.begin(request)
+        del request
+        self._answer = await begun
+        self._chunks = _Chunks(self._answer)
+        return self._chunks
+
+    async def __aexit__(self, error: type[BaseException] | None, *_: object) -> None:
+        try:
+            if error is None and self._chunks.stream.ended:
+                await _wait_for_end(self._answer)
+        finally:
+            self._answer.close()
 
 
 class _Chunks(PouredChunks):

@@ -23,7 +23,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import AsyncIterator, Awaitable, Mapping, Sequence
-from contextlib import AsyncExitStack
+from contextlib import AbstractAsyncContextManager
 from typing import NamedTuple, TypeVar
 
 from holdfast.bounds import MIB
@@ -75,10 +75,14 @@ class _Target(NamedTuple):
     model: str
 
 
+_Stream = AbstractAsyncContextManager[AsyncIterator[Sequence[ProviderChunk]]]
+
+
 class _Answer(NamedTuple):
-    """A stream that has begun, with its chunks up to the first token."""
+    """A stream that has begun, with its chunks up to the first token. Exit it."""
 
     source: ProviderSource
+    stream: _Stream
     chunks: AsyncIterator[Sequence[ProviderChunk]]
     batch: Sequence[ProviderChunk]
 
@@ -189,27 +193,37 @@ class RoutedStream:
         upstream connection at once.
         """
         self._loop, self._timeout = asyncio.get_running_loop(), SharedTimeout()
-        async with AsyncExitStack() as block:
-            block.callback(self._timeout.close)
+        self._take = take
+        try:
             try:
-                source, chunks, batch = await self._first_token(block)
+                answer = await self._first_token()
             finally:
                 self._request = None  # it may be megabytes, and nobody needs it now
-            self.provider = source.provider.name
-            self._take = take
-            self._on_batch(batch)
             try:
-                await self._timeout.wait(pour(chunks, self._on_batch), self._timeout.due)
-            except TimeoutError:
-                if not self._has_finished:
-                    failure = _late("sign of life", self._clocks.gap_seconds)
-                    source.on_break(failure)
-                    raise failure from None
-            except ProviderFailed as failure:
-                if not self._has_finished:
-                    source.on_break(failure)
-                    raise
-            source.on_done()
+                await self._pour(answer)
+            except BaseException as error:
+                await answer.stream.__aexit__(type(error), error, error.__traceback__)
+                raise
+            await answer.stream.__aexit__(None, None, None)
+        finally:
+            self._timeout.close()
+
+    async def _pour(self, answer: _Answer) -> None:
+        source, _, chunks, batch = answer
+        self.provider = source.provider.name
+        self._on_batch(batch)
+        try:
+            await self._timeout.wait(pour(chunks, self._on_batch), self._timeout.due)
+        except TimeoutError:
+            if not self._has_finished:
+                failure = _late("sign of life", self._clocks.gap_seconds)
+                source.on_break(failure)
+                raise failure from None
+        except ProviderFailed as failure:
+            if not self._has_finished:
+                source.on_break(failure)
+                raise
+        source.on_done()
 
     def _on_batch(self, batch: Sequence[ProviderChunk]) -> None:
         """Pass on what says something. Anything is a sign of life until the finish."""
@@ -226,14 +240,14 @@ class RoutedStream:
         elif says_something:
             self._timeout.move(self._loop.time() + FINISHED_SECONDS)
 
-    async def _first_token(self, block: AsyncExitStack) -> _Answer:
-        """Ask providers until one gives a token; its stream is open in ``block``."""
+    async def _first_token(self) -> _Answer:
+        """Ask providers until one gives a token."""
         self._first_token_by = self._now() + self._clocks.first_token_total_seconds
         rounds = 0
         while True:
             for target in self._targets:
                 if await self._turn_to(target.source):
-                    answer = await self._attempt(target, block)
+                    answer = await self._attempt(target)
                     if answer is not None:
                         return answer
             rounds = await self._rest(rounds)
@@ -277,7 +291,7 @@ class RoutedStream:
         await asyncio.sleep(delay)
         return rounds
 
-    async def _attempt(self, target: _Target, block: AsyncExitStack) -> _Answer | None:
+    async def _attempt(self, target: _Target) -> _Answer | None:
         """Ask one provider; None if it failed and another may be asked."""
         source, clocks, now = target.source, self._clocks, self._now
         assert self._request is not None
@@ -292,7 +306,6 @@ class RoutedStream:
             except BaseException as error:
                 await stream.__aexit__(type(error), error, error.__traceback__)
                 raise
-            block.push_async_exit(stream)
         except ProviderFailed as failure:
             self._failure, again = failure, source in self._failed
             self._failed.add(source)
@@ -304,12 +317,12 @@ class RoutedStream:
             source.breaker.learned_nothing()
             raise
         source.on_first_token()
-        return _Answer(source, chunks, batch)
+        return _Answer(source, stream, chunks, batch)
 
     async def _within(self, seconds: float, what: str, awaited: Awaitable[T]) -> T:
         """ProviderFailed if it takes longer."""
         try:
-            return await self._timeout.wait_within(awaited, seconds)
+            return await self._timeout.wait(awaited, self._loop.time() + seconds)
         except TimeoutError:
             raise _late(what, seconds) from None
 
