@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import weakref
 
 import pytest
 from reply_rig import ANNA, FakeProvider, Reading, ReplyRig, read
@@ -19,6 +20,7 @@ from holdfast.streaming.pool.contract import (
 )
 from holdfast.streaming.pool.memory import MemoryPool
 from holdfast.streaming.providers.contract import ProviderFailed
+from holdfast.streaming.reader import LiveCursor
 from holdfast.streaming.reply import (
     EntryId,
     FailureCode,
@@ -221,6 +223,23 @@ async def test_client_gone_later_cancels_the_reply_after_its_grace(
         assert not rig.provider.closed
         await passed(0.2)
         assert rig.provider.closed == [pytest.approx(left + grace, abs=0.05)]
+
+
+@pytest.mark.parametrize("replicated", [False, True])
+async def test_reply_that_was_read_to_its_end_is_not_kept_for_a_grace(replicated: bool) -> None:
+    rig = ReplyRig(provider=FakeProvider(steps=["all"]))
+    async with rig.running():
+        reply = await rig.start(replicated=replicated)
+        cursor = reply.entries()
+        assert isinstance(cursor, LiveCursor)
+        kept = weakref.ref(cursor.reply)
+        while cursor.reply.end is None:
+            await anext(cursor)
+        await passed(0.1)
+        await cursor.aclose()
+        del reply, cursor
+        gc.collect()
+        assert kept() is None
 
 
 async def test_reader_that_returns_within_the_grace_keeps_the_reply() -> None:

@@ -249,7 +249,7 @@ class StreamingParts:
     # --- readers that leave
 
     def _on_unread(self, live: LiveReply) -> None:
-        if live.begin.kind not in ("plain", "native"):
+        if live.state == "ended" or live.begin.kind not in ("plain", "native"):
             return
         if not live.resumable and not live.has_token:
             self._stop(live, "unread")
