@@ -129,13 +129,12 @@ async def test_stream_that_drain_cuts_has_no_last_chunk() -> None:
 
 
 async def test_stream_whose_connection_the_server_closes_is_complete() -> None:
-    async with listening(Pieces(b"piece", 0.01, 2)) as (_, port, request):
+    async with listening(Pieces(b"piece", 0.01, 2)) as (app, port, request):
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         with capture_logs() as lines:
             writer.write(request.replace(b"Host: x", b"Host: x\r\nConnection: close"))
             async with asyncio.timeout(5):
                 assert (await reader.read()).endswith(b"0\r\n\r\n")
-                while not (ends := [line.get("stream_end") for line in lines]):
-                    await asyncio.sleep(0.01)
-        assert ends == ["complete"]
+                await app.drain()
+        assert [line["stream_end"] for line in lines] == ["complete"]
         writer.close()

@@ -17,7 +17,6 @@ import asyncio
 import math
 from abc import abstractmethod
 from collections.abc import AsyncIterator
-from contextlib import nullcontext
 from typing import Any, Literal
 
 from holdfast.api.endpoint import StreamBounds
@@ -148,9 +147,9 @@ class StreamedBody:
     """
 
     __slots__ = (
-        "_ends_as", "_ends_at", "_head_sent", "_held", "_idle_seconds", "_loop", "_may_start",
-        "_name", "_pieces", "_send", "_sending", "_sent_at", "_started", "_tasks", "_timer",
-        "_writer", "bounds", "end",
+        "_ends_as", "_ends_at", "_head_at", "_head_sent", "_held", "_idle_seconds", "_loop",
+        "_may_start", "_name", "_pieces", "_send", "_sending", "_sent_at", "_started", "_tasks",
+        "_timer", "_writer", "bounds", "end",
     )  # fmt: skip
 
     def __init__(
@@ -176,9 +175,12 @@ class StreamedBody:
         self._held: list[bytes] = []
         """Pieces that leave with the head."""
         self._sent_at, self._sending = math.inf, False
-        self._ends_at = loop.time() + seconds_max
+        now = loop.time()
+        self._ends_at = now + seconds_max
         self._ends_as: StreamEnd = "deadline"
-        self._timer = loop.call_at(self._ends_at, self._on_time)
+        self._head_at = now + bounds.first_piece_seconds
+        """When the head is sent without a piece."""
+        self._timer = loop.call_at(min(self._ends_at, self._head_at), self._on_time)
         pulls = loop.create_task(self._send_pieces())
         pulls.add_done_callback(self._on_pieces_ended)
         self._tasks = [pulls]
@@ -194,15 +196,10 @@ class StreamedBody:
 
         Raises what went wrong before there was one.
         """
-        seconds = self.bounds.first_piece_seconds
-        timer = None if math.isinf(seconds) else self._loop.call_later(seconds, self._start_now)
-        try:
-            await self._may_start
-        finally:
-            if timer is not None:
-                timer.cancel()
+        await self._may_start
 
     def _start_now(self) -> None:
+        self._head_at = math.inf
         if not self._may_start.done():
             self._started = True
             self._may_start.set_result(None)
@@ -344,10 +341,12 @@ class StreamedBody:
 
     def _set_timer(self) -> None:
         self._timer.cancel()
-        self._timer = self._loop.call_at(min(self._ends_at, self._idle_at()), self._on_time)
+        at = min(self._ends_at, self._head_at, self._idle_at())
+        self._timer = self._loop.call_at(at, self._on_time)
 
     def _on_time(self) -> None:
-        """Cut the answer if its time is over, else send an idle piece if it is due.
+        """Cut the answer if its time is over, else start it or send an idle piece if
+        that is due.
 
         That goes beside the next piece: a transport writes each message whole.
         """
@@ -355,6 +354,8 @@ class StreamedBody:
         if now >= self._ends_at:
             self._finish(self._ends_as)
             return
+        if now >= self._head_at:
+            self._start_now()
         if self._send is not None and now >= self._idle_at():
             self._sent_at = now
             if not self._sending:
@@ -374,7 +375,10 @@ class StreamedBody:
         if closing is not None:
             is_cut = not self.end.done() or self.end.result() != "complete"
             try:
-                async with asyncio.timeout(CLOSE_SECONDS) if is_cut else nullcontext():
+                if is_cut:
+                    async with asyncio.timeout(CLOSE_SECONDS):
+                        await closing()
+                else:
                     await closing()
             except Exception:
                 log.exception("api.stream_failed", endpoint=self._name)

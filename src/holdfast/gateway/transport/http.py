@@ -94,9 +94,9 @@ class HttpRequests(HttpToolsProtocol):
     # An object of more than 30 attributes has a dictionary of its own, 1.5 kB for each
     # connection. uvicorn has 28.
     __slots__ = (
-        "_answering", "_body_is_whole", "_counted_as", "_deps", "_ended", "_head_bytes",
-        "_head_is_whole", "_ignoring", "_log", "_on_disconnect", "_path", "_peer", "_query",
-        "_refusal", "_refused", "_timer", "_unparsed_bytes", "_unread_seconds_max",
+        "_answering", "_body_is_whole", "_counted_as", "_deps", "_ended", "_has_stepped",
+        "_head_bytes", "_head_is_whole", "_ignoring", "_log", "_on_disconnect", "_path", "_peer",
+        "_query", "_refusal", "_refused", "_timer", "_unparsed_bytes", "_unread_seconds_max",
     )  # fmt: skip
 
     def __init__(self, deps: HttpDeps, log: telemetry.ThrottledLog, **given: Any) -> None:
@@ -117,6 +117,8 @@ class HttpRequests(HttpToolsProtocol):
         self._unparsed_bytes = 0
         """Received since the last callback of the parser: one element that does not
         end."""
+        self._has_stepped = False
+        """What is being parsed began a request or completed a head or a body."""
         self._ignoring = False
         """Nothing more is parsed: refused, ended by the client, or no longer HTTP."""
         self._refusal: Refusal | None = None
@@ -201,6 +203,9 @@ class HttpRequests(HttpToolsProtocol):
                         HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, "the head", HEAD_BYTES_MAX
                     )
                 )
+        if self._has_stepped:
+            self._has_stepped = False
+            self._await_client()
         return not self._ignoring
 
     def _refuse(self, refusal: Refusal) -> None:
@@ -274,7 +279,7 @@ class HttpRequests(HttpToolsProtocol):
             self._refuse_rest(refused_with(InvalidMessage(text)))
         super().on_message_begin()
         self._head_bytes, self._head_is_whole = 0, False
-        self._await_client()
+        self._has_stepped = True
 
     def on_url(self, url: bytes) -> None:
         self.url += url
@@ -326,7 +331,7 @@ class HttpRequests(HttpToolsProtocol):
         if self.parser.should_upgrade() and self._should_upgrade():
             self._check_upgrade()
         super().on_headers_complete()
-        self._await_client()
+        self._has_stepped = True
 
     def _check_upgrade(self) -> None:
         """Check what only HTTP knows of a handshake; ``handshake`` judges the rest."""
@@ -413,8 +418,7 @@ class HttpRequests(HttpToolsProtocol):
 
     def on_message_complete(self) -> None:
         super().on_message_complete()
-        self._body_is_whole = True
-        self._await_client()
+        self._body_is_whole = self._has_stepped = True
 
     def pause_writing(self) -> None:
         super().pause_writing()
@@ -446,7 +450,7 @@ class HttpRequests(HttpToolsProtocol):
         if refusal is not None:
             self._refuse(refusal)
             return
-        self._ignoring = True
+        self._ignoring, self._has_stepped = True, False
         self._cancel_timer()
         self._leave()
         self.connections.discard(self)
