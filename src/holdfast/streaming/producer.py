@@ -170,7 +170,8 @@ class Producer:
         run.place.on_change = None
         if run.timer is not None:
             run.timer.cancel()
-        live.task = asyncio.create_task(self._run(run), name=f"holdfast-reply-{live.reply_id}")
+        loop = asyncio.get_running_loop()
+        live.task = loop.create_task(self._run(run), name=f"holdfast-reply-{live.reply_id}")
         live.task.add_done_callback(lambda _: run.on_ended(live))
 
     async def _run(self, run: _Run) -> None:

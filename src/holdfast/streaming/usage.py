@@ -73,8 +73,7 @@ class ReplyAccounts:
 
     async def check(self, payer: Payer) -> None:
         """RateLimited if the payer has no tokens left. Takes nothing."""
-        await self._take_one(payer)
-        self._charge(payer, -1)
+        await self._take(payer, 0)
 
     def begin(self, request: CountedRequest) -> UsageRun:
         """A run of this request. It counts nothing before ``on_granted``."""
@@ -112,8 +111,7 @@ class ReplyAccounts:
         """Charge the estimate; the id and the day of the run. RateLimited: it must not
         run.
         """
-        await self._take_one(payer)
-        self._charge(payer, tokens - 1)
+        await self._take(payer, tokens)
         run_id = self._ids.new("use_")
         self._runs[run_id] = run
         return run_id, _day_of(int(self._clock.now() // DAY_SECONDS))
@@ -129,13 +127,15 @@ class ReplyAccounts:
         if self._entry_points.has_rule("tokens", who := _user_of(payer)):
             self._entry_points.charge("tokens", who, tokens)
 
-    async def _take_one(self, payer: Payer) -> None:
+    async def _take(self, payer: Payer, tokens: int) -> None:
+        """RateLimited if none is left, however many are to be taken."""
         if not self._entry_points.has_rule("tokens", who := _user_of(payer)):
             return
         decisions = await self._entry_points.decide("tokens", who)
         if (refused := refusal(decisions)) is not None:
             telemetry.reply_refused("tokens")
             raise refused
+        self._entry_points.charge("tokens", who, tokens - 1)  # one was taken to ask
 
     def _running(self) -> Sequence[RunUsage]:
         return [run.so_far() for run in self._runs.values()]
