@@ -25,6 +25,9 @@ class Writer:
         self.written_at = 0.0
         self.written: list[bytes] = []
 
+    def can_write(self) -> bool:
+        return self.is_writable
+
     def write_piece(self, piece: bytes) -> None:
         self.written.append(piece)
 

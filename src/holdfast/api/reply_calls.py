@@ -223,7 +223,7 @@ class EventPieces(ReplyPieces, PiecesAtOnce):
         assert isinstance(cursor, LiveCursor) and writer is not None
         if (
             cursor.reply.end is not None
-            or not writer.is_writable
+            or not writer.can_write()
             or (event := cursor.take()) is None
         ):
             return False

@@ -58,8 +58,7 @@ class PieceWriter(Protocol):
         ``send`` can."""
         ...
 
-    @property
-    def is_writable(self) -> bool:
+    def can_write(self) -> bool:
         """Whether a piece can be written; if not, ``send`` waits for the client."""
         ...
 

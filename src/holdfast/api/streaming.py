@@ -248,7 +248,7 @@ class StreamedBody:
                 return
             if self._send is None:
                 await self._hold(piece)
-            elif self._writer is not None and self._writer.is_writable:
+            elif self._writer is not None and self._writer.can_write():
                 self._writer.write_piece(piece)
             else:
                 await self._send_piece(self._send, piece)

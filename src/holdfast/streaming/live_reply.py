@@ -70,6 +70,8 @@ class LiveReply:
         """Its end is decided; nothing stops it any more."""
         self._watchers: dict[Callable[[], None], bool] = {}
         """Called when there is something new; whether the watcher is a reader."""
+        self._callbacks: tuple[Callable[[], None], ...] = ()
+        """Those of the watchers, which may change while they are called."""
         self.on_stopped: Callable[[], None] = lambda: None
         """Called when it is stopped before its task has begun."""
         self.on_unread: Callable[[], None] = lambda: None
@@ -81,9 +83,12 @@ class LiveReply:
 
     def watch(self, callback: Callable[[], None], *, reader: bool = True) -> None:
         self._watchers[callback] = reader
+        self._callbacks = tuple(self._watchers)
 
     def unwatch(self, callback: Callable[[], None]) -> None:
-        if self._watchers.pop(callback, False) and not self.readers:
+        was_reader = self._watchers.pop(callback, False)
+        self._callbacks = tuple(self._watchers)
+        if was_reader and not self.readers:
             self.on_unread()
 
     @property
@@ -105,7 +110,7 @@ class LiveReply:
         if self.kept_bytes > KEPT_BYTES_MAX and not self.resumable:
             self._drop_oldest()
         self.visible = self.first + len(self.entries)
-        for callback in tuple(self._watchers):
+        for callback in self._callbacks:
             callback()
 
     def hold(self, entries: Iterable[ReplyEntry]) -> None:
@@ -154,7 +159,7 @@ class LiveReply:
             self.notify()
 
     def notify(self) -> None:
-        for callback in tuple(self._watchers):
+        for callback in self._callbacks:
             callback()
 
     def stop(self, cause: ReplyError) -> bool:

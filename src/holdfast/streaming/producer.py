@@ -239,7 +239,7 @@ class Producer:
         routed = self._routing.stream(asked, run.lease)
         del asked, request
         try:
-            await routed.pour(partial(self._take, run, routed))
+            await routed.pour(lambda chunks: self._take(run, routed, chunks))
         finally:
             run.provider = routed.provider
 

@@ -34,7 +34,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any
 
 import msgspec
 from msgspec import Meta, Raw, Struct
@@ -100,11 +100,9 @@ _decode_fields = msgspec.json.Decoder(dict[str, Raw]).decode
 _decode_choices = msgspec.json.Decoder(list[Raw]).decode
 
 
-class _Frame(NamedTuple):
-    """The bytes of an event before and behind its text, with the quotes of that."""
-
-    before: bytes
-    behind: bytes
+_Frame = tuple[bytes, bytes]
+"""The bytes of an event before and behind its text, with the quotes of that."""
+_NO_FRAME: _Frame = (b"", b"")
 
 
 class ProviderStream:
@@ -124,7 +122,7 @@ class ProviderStream:
         """Since the last chunk that carries something."""
         self._after_cr = False
         self._at_start = True
-        self._frame: _Frame | None = None
+        self._frame = _NO_FRAME
         self._unused_frames = 0
 
     def feed(self, data: bytes) -> Sequence[ProviderChunk]:
@@ -135,15 +133,16 @@ class ProviderStream:
         chunks: list[ProviderChunk] = []
         if not data or self.ended or self.error:
             return chunks
+        before, behind = self._frame
         if (  # the chunk before with another text, as nearly every token is
-            (frame := self._frame) is not None
-            and data.startswith(frame.before)
-            and data.endswith(frame.behind)
+            before
+            and data.startswith(before)
+            and data.endswith(behind)
             and len(data) <= EVENT_BYTES_MAX
             and not (self._line or self._data)
         ):
             try:
-                text = _decode_text(data[len(frame.before) - 1 : 1 - len(frame.behind)])
+                text = _decode_text(data[len(before) - 1 : 1 - len(behind)])
             except _UNREADABLE:
                 text = ""  # judged below
             if text:
@@ -277,22 +276,22 @@ class ProviderStream:
         return ProviderChunk(data, has_content, finish, usage, text_bytes)
 
 
-def _frame_of(event: bytes) -> _Frame | None:
-    """The frame of an event with a chunk that says something; None if what it says is
+def _frame_of(event: bytes) -> _Frame:
+    """The frame of an event with a chunk that says something; none if what it says is
     more than the text of choice 0.
     """
     if (found := _TEXT.search(event)) is None:
-        return None
-    frame = _Frame(event[: found.start(1)], event[found.end(1) :])
+        return _NO_FRAME
+    before, behind = event[: found.start(1)], event[found.end(1) :]
     # It is the text of the chunk if that changes with it.
-    longer = b"%b?%b" % (event[len(_ONE_EVENT) - 1 : found.end(1)], frame.behind)
+    longer = b"%b?%b" % (event[len(_ONE_EVENT) - 1 : found.end(1)], behind)
     chunk = _decode(longer)
     [choice, *others] = chunk.choices or [_Choice()]
     said = {name: value for name, value in (choice.delta or {}).items() if value and name != "role"}
     is_text_alone = said == {"content": _decode_text(b'"%b"' % found[1]) + "?"}
     if others or choice.finish_reason or chunk.usage is not None:
-        return None
-    return frame if is_text_alone else None
+        return _NO_FRAME
+    return (before, behind) if is_text_alone else _NO_FRAME
 
 
 def _check(data: bytes) -> None:
