@@ -14,10 +14,8 @@ from holdfast.store.nodes.contract import RENEW_SECONDS, LivingNode, NodeRecord,
 LEAVE_SECONDS_MAX = 1.0
 
 
-def record_of(
-    settings: Settings, name: str, connections: int, clients: int = 0, lag: int = 0
-) -> NodeRecord:
-    """``connections``: of the database, at most."""
+def record_of(settings: Settings, name: str, connections: int) -> NodeRecord:
+    """``connections``: of the database, at most. No client is connected yet."""
     shared = {
         path: str(value)
         for path, value, _ in differences(settings)
@@ -26,7 +24,15 @@ def record_of(
     digest = hashlib.blake2b(repr(sorted(shared.items())).encode(), digest_size=8).hexdigest()
     server = settings.server
     return NodeRecord(
-        name, __version__, server.roles, server.url, connections, clients, lag, shared, digest
+        name,
+        __version__,
+        server.roles,
+        server.url,
+        connections,
+        clients=0,
+        lag=0,
+        settings=shared,
+        digest=digest,
     )
 
 

@@ -9,6 +9,8 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequenc
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from typing import Any
 
+from msgspec import structs
+
 from holdfast import __version__, telemetry
 from holdfast.access.connection_limits import ConnectionCounts, HttpCounts
 from holdfast.access.contract import Credentials
@@ -129,6 +131,7 @@ class Node:
             self._durability, self._ephemeral.on_watermarks_moved, durability.watermarks
         )
         self._presence_reporter = self._make_presence_reporter()
+        self._record = record_of(settings, self.node_id, engines.database_connections)
         self._record_renewal = RecordRenewal(engines.nodes, self._node_record)
         self._sweeper = RegistrySweeper(engines.registry, self._ephemeral, engines.leases, clock)
         self.gateway = Gateway(
@@ -389,8 +392,7 @@ class Node:
             self.engines.bus.publish(ChatsInDoubt(named))
 
     def _node_record(self) -> NodeRecord:
-        connections, clients = self.engines.database_connections, self.gateway.connections
-        return record_of(self.settings, self.node_id, connections, clients, self._last_lag)
+        return structs.replace(self._record, clients=self.gateway.connections, lag=self._last_lag)
 
     async def _cluster(self) -> ClusterStatus:
         nodes, registry = self.engines.nodes, self.engines.registry

@@ -40,7 +40,7 @@ class NodeRecord(Struct, frozen=True):
     """Those that nodes should share and that are not at their defaults, without
     secrets."""
     digest: str
-    """Of the same settings, secrets included."""
+    """Of the same settings."""
 
 
 class LivingNode(Struct, frozen=True):
