@@ -157,7 +157,7 @@ class Reply:
 
 @asynccontextmanager
 async def writing(log: RedisReplyLog) -> AsyncIterator[LogWriter]:
-    writer = LogWriter(log, end_seconds=0.3)
+    writer = LogWriter(log, end_seconds=2.0)
     running = asyncio.create_task(writer.run())
     yield writer
     running.cancel()
