@@ -7,6 +7,7 @@ import os
 import random
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
+from functools import cached_property
 from typing import Any
 
 from msgspec import structs
@@ -131,7 +132,6 @@ class Node:
             self._durability, self._ephemeral.on_watermarks_moved, durability.watermarks
         )
         self._presence_reporter = self._make_presence_reporter()
-        self._record = record_of(settings, self.node_id, engines.database_connections)
         self._record_renewal = RecordRenewal(engines.nodes, self._node_record)
         self._sweeper = RegistrySweeper(engines.registry, self._ephemeral, engines.leases, clock)
         self.gateway = Gateway(
@@ -390,6 +390,10 @@ class Node:
         for start in range(0, len(chat_ids) or 1, IN_DOUBT_MAX):
             named = tuple(chat_ids[start : start + IN_DOUBT_MAX])
             self.engines.bus.publish(ChatsInDoubt(named))
+
+    @cached_property
+    def _record(self) -> NodeRecord:
+        return record_of(self.settings, self.node_id, self.engines.database_connections)
 
     def _node_record(self) -> NodeRecord:
         return structs.replace(self._record, clients=self.gateway.connections, lag=self._last_lag)
