@@ -157,7 +157,8 @@ class PostgresRig:
 
     def __init__(self, url: str) -> None:
         self.url = url
-        self.settings = PostgresStoreSettings(url)
+        # On a busy machine a connection may take seconds.
+        self.settings = PostgresStoreSettings(url, connect_timeout_seconds=20.0)
         self._is_empty = False
 
     @asynccontextmanager
