@@ -290,7 +290,7 @@ class NodeAlerts:
         means, page = "A test: nothing is wrong.", "docs/guides/operating.md"
         alert = AlertView(TEST, "SEV-3", "firing", {}, at, None, means, page)
         body = notice_body(Notice([alert]), sink.title, self._node_id, self._url)
-        error = await self._sinks.test(sink, self._ids.new("alert_"), [alert], body)
+        error = await self._sinks.deliver(sink, self._ids.new("alert_"), [alert], body)
         if not error:
             self._tested_at[sink.title] = self._clock.now()
             notices.on_tested()

@@ -104,15 +104,18 @@ class AlertSinks:
         self._deliveries.add(task)
         task.add_done_callback(self._deliveries.discard)
 
-    async def test(
+    async def deliver(
         self, sink: SinkSettings, notice_id: str, alerts: Sequence[AlertView], body: dict[str, Any]
     ) -> str:
-        """Deliver a notice beside the others; returns why it failed, or nothing."""
+        """Deliver a notice; returns why it failed, or nothing."""
         error = ""
         try:
-            await self._deliver(sink, notice_id, alerts, body)
+            await self._call(sink, notice_id, alerts, body)
         except UndeliveredNotice as undelivered:
             error = str(undelivered)
+        except Exception as defect:
+            telemetry.defect("alerts", defect)
+            error = f"{type(defect).__name__}: {defect}"
         self._on_result(sink, body, error)
         return error
 
@@ -124,18 +127,9 @@ class AlertSinks:
         body: dict[str, Any],
         on_done: _OnDone,
     ) -> None:
-        error = ""
-        try:
-            await self._deliver(sink, notice_id, alerts, body)
-        except UndeliveredNotice as undelivered:
-            error = str(undelivered)
-        except Exception as defect:
-            telemetry.defect("alerts", defect)
-            error = f"{type(defect).__name__}: {defect}"
-        self._on_result(sink, body, error)
-        on_done(error)
+        on_done(await self.deliver(sink, notice_id, alerts, body))
 
-    async def _deliver(
+    async def _call(
         self, sink: SinkSettings, notice_id: str, alerts: Sequence[AlertView], body: dict[str, Any]
     ) -> None:
         match sink.kind:
