@@ -378,8 +378,14 @@ def _pop(tree: dict[str, Any], path: str) -> Any:
 
 
 def _queue_failover(environ: Mapping[str, str]) -> dict[str, str]:
-    """The design document's variables. BadSetting if the two forms of a name differ."""
+    """The design document's variables. BadSetting if the two forms of a name differ, or
+    for a name that is none: a typo would silently leave the default.
+    """
     given = {}
+    for full in environ:
+        name = full.removeprefix(PREFIX)
+        if name.startswith("QUEUE_FAILOVER_") and name not in QUEUE_FAILOVER:
+            raise BadSetting(f"there is no setting {full}; there are {', '.join(QUEUE_FAILOVER)}")
     for name in QUEUE_FAILOVER:
         values = {full: environ[full] for full in (name, PREFIX + name) if full in environ}
         if len(values) == 2 and not _agree(*values.values()):

@@ -56,3 +56,12 @@ def test_value_that_cannot_be_is_refused_with_its_path() -> None:
         load(None, {"QUEUE_FAILOVER_TIMEOUT_SECONDS": "soon"}, {})
     with pytest.raises(BadSetting, match="base_delay_ms"):
         load(None, {"QUEUE_FAILOVER_BASE_DELAY_MS": "9000"}, {})
+
+
+@pytest.mark.parametrize("prefix", ["", "HOLDFAST_"])
+def test_misspelt_name_stops_the_start_and_names_those_that_exist(prefix: str) -> None:
+    with pytest.raises(BadSetting) as caught:
+        load(None, {f"{prefix}QUEUE_FAILOVER_ENABLD": "false"}, {})
+    text = caught.value.message
+    assert f"{prefix}QUEUE_FAILOVER_ENABLD;" in text
+    assert all(name in text for name in GIVEN)
