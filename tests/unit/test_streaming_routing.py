@@ -20,7 +20,7 @@ from holdfast.streaming.providers.contract import ProviderChunk, ProviderFailed,
 from holdfast.streaming.providers.routing import RoutedStream, Routing, open_routing
 from holdfast.streaming.providers.script import ScriptSettings
 from holdfast.streaming.providers.scripted import ScriptedProvider
-from holdfast.streaming.reply import FailureCode, ReplyError, ReplyFailed, ReplyUsage
+from holdfast.streaming.reply import FailureCode, Payer, ReplyError, ReplyFailed, ReplyUsage
 from holdfast.streaming.settings import (
     ModelSettings,
     ProviderSettings,
@@ -36,6 +36,7 @@ FINISH = ProviderChunk(b"finish", finish=True)
 USAGE = ProviderChunk(b"", usage=ReplyUsage(1, 2, chunk=b"usage"))
 FOREVER = 10_000.0
 SEED = 7
+ANN = Payer("acme", "ann")
 
 
 def token(text: str) -> ProviderChunk:
@@ -136,8 +137,9 @@ def routing(
     return Routing(providers, [model], ReplyClocks(), failover, LoopClock(), rng)
 
 
-def start(route: Routing, lease: PlannedLease | None = None) -> RoutedStream:
-    return route.stream(ProviderRequest("m", {}, "r1"), lease or PlannedLease())
+def start(route: Routing, lease: PlannedLease | None = None, user: str = "ann") -> RoutedStream:
+    request = ProviderRequest("m", {}, "r1", Payer("acme", user))
+    return route.stream(request, lease or PlannedLease())
 
 
 async def read(stream: RoutedStream) -> list[ProviderChunk]:
@@ -159,9 +161,11 @@ async def reading(stream: RoutedStream) -> AsyncIterator[asyncio.Task[None]]:
         await asyncio.wait([task])
 
 
-async def failure(route: Routing, lease: PlannedLease | None = None) -> ProviderFailed:
+async def failure(
+    route: Routing, lease: PlannedLease | None = None, user: str = "ann"
+) -> ProviderFailed:
     with pytest.raises(ProviderFailed) as caught:
-        await read(start(route, lease))
+        await read(start(route, lease, user))
     return caught.value
 
 
@@ -216,7 +220,7 @@ async def test_request_is_freed_at_the_first_token() -> None:
             freed.set()
 
     one = provider("one", (token("a"), 5.0, FINISH))
-    stream = routing(one).stream(ProviderRequest("m", Fields(), "r1"), PlannedLease())
+    stream = routing(one).stream(ProviderRequest("m", Fields(), "r1", ANN), PlannedLease())
     async with reading(stream):
         assert freed.is_set()
 
@@ -450,6 +454,59 @@ async def test_reply_that_fails_in_every_round_counts_once_for_the_breaker() -> 
     assert len(one.asked_at) == 24 and route.status()[0].breaker == "closed"
     assert (await failure(route)).error.code == "upstream_lost"
     assert len(one.asked_at) == 25 and route.status()[0].breaker == "open"
+
+
+async def test_failures_of_one_user_close_a_provider_for_that_user_alone() -> None:
+    """Such as prompts at which the provider drops the connection."""
+    one = provider("one", *[DOWN] * 5, WHOLE)
+    route = routing(one, retries=0)
+    for _ in range(5):
+        await failure(route)
+    assert (await failure(route)).error.message == "the provider has failed too often"
+    assert len(one.asked_at) == 5 and route.status()[0].breaker == "open"
+    assert route.first_pool("m") == "default"
+    assert await read(start(route, user="bob")) == list(WHOLE)
+    assert route.status()[0].breaker == "closed", "it works"
+
+
+async def test_failure_of_another_user_closes_a_provider_for_everybody() -> None:
+    one = provider("one", DOWN)
+    route = routing(one, retries=0)
+    for user in ("ann", "ann", "ann", "ann", "ann", "bob"):
+        await failure(route, user=user)
+    for user in ("ann", "bob", "eve"):
+        await failure(route, user=user)
+    assert len(one.asked_at) == 6
+
+
+async def test_five_failures_of_two_users_close_a_provider_for_everybody() -> None:
+    one = provider("one", DOWN)
+    route = routing(one, retries=0)
+    for user in ("bob", "ann", "ann", "ann", "ann", "eve"):
+        await failure(route, user=user)
+    assert len(one.asked_at) == 5
+
+
+async def test_failure_of_another_user_long_ago_does_not_count() -> None:
+    one = provider("one", *[DOWN] * 6, WHOLE)
+    route = routing(one, retries=0)
+    await failure(route, user="bob")
+    await asyncio.sleep(31)
+    for _ in range(5):
+        await failure(route)
+    assert await read(start(route, user="bob")) == list(WHOLE)
+
+
+async def test_user_whose_failures_alone_opened_the_breaker_is_let_in_as_a_probe() -> None:
+    one = provider("one", *[(token("a"), broken("upstream_lost"))] * 5, DOWN, *[WHOLE] * 2)
+    route = routing(one, retries=0)
+    for _ in range(5):
+        await failure(route)
+    await asyncio.sleep(30)
+    await failure(route)
+    assert route.status()[0].breaker == "open"
+    assert await read(start(route, user="bob")) == list(WHOLE), "the probe failed for one only"
+    assert await read(start(route)) == list(WHOLE)
 
 
 async def test_second_try_of_a_reply_that_is_a_probe_and_fails_opens_the_breaker_again() -> None:
@@ -753,7 +810,7 @@ async def test_nothing_set_answers_with_what_the_user_wrote() -> None:
     route = open_routing(StreamingSettings(), {}, LoopClock(), random.Random(1))
     assert route.models() == ["scripted"]
     fields = {"messages": b'[{"role":"user","content":"Hello there"}]'}
-    stream = route.stream(ProviderRequest("scripted", fields, "r1"), PlannedLease())
+    stream = route.stream(ProviderRequest("scripted", fields, "r1", ANN), PlannedLease())
     chunks = await read(stream)
     text = b"".join(chunk.data.split(b'"content":"')[1].split(b'"')[0] for chunk in chunks[:-2])
     assert text == b"You wrote: Hello there"

@@ -234,7 +234,7 @@ class Producer:
 
     async def _generate(self, run: _Run) -> None:
         request = run.request
-        asked = ProviderRequest(request.model, request.fields, request.reply_id)
+        asked = ProviderRequest(request.model, request.fields, request.reply_id, request.payer)
         run.request = structs.replace(request, fields={})  # routing frees it at the first token
         routed = self._routing.stream(asked, run.lease)
         del asked, request

@@ -13,17 +13,19 @@ from typing import Literal, NamedTuple, Protocol
 
 from msgspec import Struct
 
-from holdfast.streaming.reply import ReplyError, ReplyUsage
+from holdfast.streaming.reply import Payer, ReplyError, ReplyUsage
 
 
 class ProviderRequest(NamedTuple):
     """A chat completion to ask for. ``fields``: the request's fields as raw JSON,
     except ``model``, ``stream`` and ``stream_options``, which the provider adds.
+    ``payer``: whose failures count as one caller's.
     """
 
     model: str
     fields: Mapping[str, bytes]
     reply_id: str
+    payer: Payer = Payer("", "")
 
 
 class ProviderChunk(Struct, frozen=True, gc=False):

@@ -6,7 +6,8 @@ the list begins again, ``max_retries`` times, with a growing delay. After the fi
 token every failure is the end of the reply: another provider would say something else.
 
 - A provider that fails often is left out by its breaker. A reply counts there once,
-  however many rounds it takes: one request that a provider cannot answer must not close
+  however many rounds it takes, and the failures of one payer leave the provider out for
+  that payer alone (``source``): who sends what a provider cannot answer must not close
   it for everybody.
 - A provider without room (429, 503, 529) pauses until its Retry-After; its breaker does
   not count that. If all of them pause, the reply keeps its lease and sleeps until the
@@ -124,7 +125,7 @@ class Routing:
     def first_pool(self, model: str) -> str:
         """The pool of the provider that would be asked first now."""
         targets = self._targets[model]
-        first = next((t for t in targets if t.source.available), targets[0])
+        first = next((t for t in targets if t.source.is_available()), targets[0])
         return first.source.provider.pool
 
     def stream(self, request: ProviderRequest, lease: MovableLease) -> RoutedStream:
@@ -177,6 +178,7 @@ class RoutedStream:
     ) -> None:
         self._rules, self._targets, self._clocks = rules, targets, clocks
         self._request: ProviderRequest | None = request
+        self._payer = request.payer
         self._lease = lease
         self._now = rules.clock.monotonic
         self._first_token_by = 0.0
@@ -217,11 +219,11 @@ class RoutedStream:
         except TimeoutError:
             if not self._has_finished:
                 failure = _late("sign of life", self._clocks.gap_seconds)
-                source.on_break(failure)
+                source.on_break(self._payer, failure)
                 raise failure from None
         except ProviderFailed as failure:
             if not self._has_finished:
-                source.on_break(failure)
+                source.on_break(self._payer, failure)
                 raise
         source.on_done()
 
@@ -258,13 +260,13 @@ class RoutedStream:
         """
         if self._now() >= self._first_token_by:
             raise self._failure or _no_room()
-        if source.available and self._lease.pool != source.provider.pool:
+        if source.is_available(self._payer) and self._lease.pool != source.provider.pool:
             waiting_since = self._now()
             await self._lease.move(source.provider.pool)
             self._first_token_by += self._now() - waiting_since
         if source.paused_seconds:
             return False
-        refusal = source.breaker.refusal()
+        refusal = source.refusal(self._payer)
         if refusal is not None and not self._failed:  # else its own failure says more
             self._failure = ProviderFailed(
                 ReplyError("upstream_unavailable", refusal.message),
@@ -309,14 +311,14 @@ class RoutedStream:
         except ProviderFailed as failure:
             self._failure, again = failure, source in self._failed
             self._failed.add(source)
-            source.on_failure(failure, again=again)
+            source.on_failure(self._payer, failure, again=again)
             if failure.final:
                 raise
             return None
         except BaseException:
             source.breaker.learned_nothing()
             raise
-        source.on_first_token()
+        source.on_first_token(self._payer)
         return _Answer(source, stream, chunks, batch)
 
     async def _within(self, seconds: float, what: str, awaited: Awaitable[T]) -> T:

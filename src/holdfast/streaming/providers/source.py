@@ -3,16 +3,25 @@
 Two things keep a provider from being asked. Its *breaker* opens after failures. A
 *pause* follows an answer without room (429, 503, 529): that is no failure, and the
 provider says itself when it has room again.
+
+Some failures are a request's own: a prompt at which the provider drops the connection.
+So a breaker that one payer's failures opened is open for that payer alone. Others still
+ask: their first success closes it, their first failure opens it for everybody.
 """
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
 from holdfast import telemetry
 from holdfast.clock import Clock
+from holdfast.errors import Unavailable
 from holdfast.resilience import Backoff, BreakerSettings, BreakerState, DependencyBreaker
 from holdfast.streaming.providers.contract import AttemptOutcome, Provider, ProviderFailed
+from holdfast.streaming.reply import Payer
+
+_BREAKER = BreakerSettings()
 
 
 class ProviderStatus(NamedTuple):
@@ -35,11 +44,14 @@ class ProviderSource:
         self._clock, self._backoff = clock, backoff
         self._paused_until = 0.0
         self._capacity_failures = 0
+        self._last_failed: Payer | None = None
+        self._last_failed_at = self._another_failed_at = -math.inf
+        """When the last failure was, and the last one of any other payer."""
         self._log = telemetry.ThrottledLog()
         self.breaker = DependencyBreaker(
             f"provider:{provider.name}",
             "the provider has failed too often",
-            BreakerSettings(),
+            _BREAKER,
             clock,
             telemetry.dependency_state,
         )
@@ -48,9 +60,22 @@ class ProviderSource:
     def paused_seconds(self) -> float:
         return max(self._paused_until - self._clock.monotonic(), 0.0)
 
-    @property
-    def available(self) -> bool:
-        return not self.paused_seconds and self.breaker.state is not BreakerState.OPEN
+    def is_available(self, payer: Payer | None = None) -> bool:
+        """Whether it may be asked now; None: by anybody who has not failed."""
+        if self.paused_seconds:
+            return False
+        return self.breaker.state is not BreakerState.OPEN or self._passes(payer)
+
+    def refusal(self, payer: Payer) -> Unavailable | None:
+        """Why its breaker refuses this payer; None: it waits for a result."""
+        return None if self._passes(payer) else self.breaker.refusal()
+
+    def _passes(self, payer: Payer | None) -> bool:
+        """Whether the breaker opened because of one payer alone, and not this one."""
+        if self.breaker.state is BreakerState.CLOSED or payer == self._last_failed:
+            return False
+        apart_seconds = self._last_failed_at - self._another_failed_at
+        return apart_seconds > _BREAKER.failure_window_seconds
 
     def _pause(self, asked_seconds: float | None) -> None:
         """It has no room. It pauses as long as it asked for, within our bounds."""
@@ -60,12 +85,24 @@ class ProviderSource:
         seconds = min(max(seconds, self._backoff.initial_seconds), self._backoff.cap_seconds)
         self._paused_until = max(self._paused_until, self._clock.monotonic() + seconds)
 
-    def on_first_token(self) -> None:
+    def on_first_token(self, payer: Payer) -> None:
         """The breaker need not wait for the end, which may be minutes later."""
         self._capacity_failures = 0
-        self.breaker.succeeded()
+        self._worked(payer)
 
-    def on_failure(self, failure: ProviderFailed, *, again: bool = False) -> None:
+    def _worked(self, payer: Payer) -> None:
+        if self._passes(payer):
+            self.breaker.recovered()
+        else:
+            self.breaker.succeeded()
+
+    def _failed(self, payer: Payer, failure: ProviderFailed) -> None:
+        if payer != self._last_failed:
+            self._another_failed_at = self._last_failed_at
+        self._last_failed, self._last_failed_at = payer, self._clock.monotonic()
+        self.breaker.failed(failure.error.message)
+
+    def on_failure(self, payer: Payer, failure: ProviderFailed, *, again: bool = False) -> None:
         """An attempt failed before its first token; ``again``: not the first one of its
         reply, which counts for the breaker only as a probe.
         """
@@ -73,16 +110,16 @@ class ProviderSource:
             self.breaker.learned_nothing()
             self._pause(failure.retry_after_seconds)
         elif failure.final:
-            self.breaker.succeeded()  # it works: the request is at fault
+            self._worked(payer)  # the request is at fault
         elif again and self.breaker.state is BreakerState.CLOSED:
             self.breaker.learned_nothing()
         else:
-            self.breaker.failed(failure.error.message)
+            self._failed(payer, failure)
         self._report(_outcome(failure), failure)
 
-    def on_break(self, failure: ProviderFailed) -> None:
+    def on_break(self, payer: Payer, failure: ProviderFailed) -> None:
         """A stream failed after its first token."""
-        self.breaker.failed(failure.error.message)
+        self._failed(payer, failure)
         self._report("broken", failure)
 
     def on_done(self) -> None:
