@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 from log_capture import logging_to
-from tls import certificate
+from tls import certificate, issued_certificate
 from upstream import (
     DONE,
     HEAD,
@@ -73,6 +73,13 @@ async def provider_of(server: Upstream, key: str = KEY) -> AsyncIterator[OpenAIC
         yield provider
     finally:
         await provider.close()
+
+
+def route_to(provider: OpenAICompatibleProvider) -> Routing:
+    """To this provider only, once."""
+    models = [ModelSettings("m", ("p:x",))]
+    failover, clock = QueueFailoverSettings(max_retries=0), SystemClock()
+    return Routing([provider], models, ReplyClocks(), failover, clock, random.Random(1))
 
 
 async def ask(
@@ -150,9 +157,7 @@ async def test_log_of_a_failure_has_neither_key_nor_request() -> None:
     output = io.StringIO()
     bad = status(401, b'{"error":{"message":"Incorrect API key: sk-very-secret"}}')
     async with Upstream(bad) as server, provider_of(server) as provider:
-        models = [ModelSettings("m", ("p:x",))]
-        failover, clock = QueueFailoverSettings(max_retries=0), SystemClock()
-        route = Routing([provider], models, ReplyClocks(), failover, clock, random.Random(1))
+        route = route_to(provider)
         fields = {"messages": b'[{"content":"a private matter"}]'}
         with logging_to(output), pytest.raises(ProviderFailed):
             await route.stream(ProviderRequest("m", fields, "r1"), SharedLease()).pour(print)
@@ -389,19 +394,24 @@ async def test_connection_refused_is_unavailable() -> None:
     assert caught.value.error.code == "upstream_unavailable"
 
 
-def tls_upstream(folder: Path) -> tuple[Upstream, Path]:
-    """A server with a certificate for 127.0.0.1, and that certificate."""
-    cert, key = certificate(folder)
+def tls_upstream(folder: Path, *, signs_itself: bool = False) -> tuple[Upstream, Path]:
+    """A server with a certificate for 127.0.0.1, and who issued that: a private CA."""
+    if signs_itself:
+        cert, key = certificate(folder)
+        ca = cert
+    else:
+        ca, cert, key = issued_certificate(folder)
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     context.load_cert_chain(cert, key)
-    return Upstream(completion("a", "b"), tls=context), cert
+    return Upstream(completion("a", "b"), tls=context), ca
 
 
+@pytest.mark.parametrize("signs_itself", [True, False])
 async def test_provider_with_a_good_certificate_streams_over_tls(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    signs_itself: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    upstream, cert = tls_upstream(tmp_path)
-    monkeypatch.setenv("SSL_CERT_FILE", str(cert))
+    upstream, ca = tls_upstream(tmp_path, signs_itself=signs_itself)
+    monkeypatch.setenv("SSL_CERT_FILE", str(ca))
     async with upstream as server, provider_of(server) as provider:
         assert server.base_url.startswith("https://")
         for _ in range(2):
@@ -410,27 +420,36 @@ async def test_provider_with_a_good_certificate_streams_over_tls(
 
 
 @pytest.mark.parametrize(
-    ("host", "trusted", "reason"),
+    ("host", "trusted", "signs_itself", "reason"),
     [
-        ("127.0.0.1", False, "its certificate is not trusted: self-signed certificate"),
-        ("localhost", True, "its certificate is for another host"),
+        ("127.0.0.1", False, True, "is not trusted: self-signed certificate"),
+        ("127.0.0.1", False, False, "is not trusted: unable to get local issuer certificate"),
+        ("localhost", True, False, "is for another host"),
     ],
 )
-async def test_provider_with_a_bad_certificate_gets_no_request(
-    host: str, trusted: bool, reason: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+async def test_provider_with_a_bad_certificate_gets_no_request_and_the_log_says_why(
+    host: str,
+    trusted: bool,
+    signs_itself: bool,
+    reason: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    upstream, cert = tls_upstream(tmp_path)
+    upstream, ca = tls_upstream(tmp_path, signs_itself=signs_itself)
     if trusted:
-        monkeypatch.setenv("SSL_CERT_FILE", str(cert))
+        monkeypatch.setenv("SSL_CERT_FILE", str(ca))
+    output = io.StringIO()
     async with upstream as server:
         url = server.base_url.replace("127.0.0.1", host)
-        provider = OpenAICompatibleProvider("p", DEFAULT_POOL, url, KEY, SystemClock())
-        with pytest.raises(ProviderFailed) as caught:
-            await ask(provider)
+        route = route_to(OpenAICompatibleProvider("p", DEFAULT_POOL, url, KEY, SystemClock()))
+        with logging_to(output), pytest.raises(ProviderFailed) as caught:
+            await route.stream(ProviderRequest("m", {}, "r1"), SharedLease()).pour(print)
         assert server.requests == []
     error = caught.value.error
     assert (error.code, error.status) == ("upstream_unavailable", 502)
-    assert error.message == f"the provider cannot be reached ({reason})"
+    assert error.message == f"the provider cannot be reached (its certificate {reason})"
+    assert error.message in output.getvalue() and '"provider":"p"' in output.getvalue()
+    assert route.status()[0].trouble == error.message
 
 
 async def test_provider_that_speaks_no_tls_gets_no_request() -> None:
