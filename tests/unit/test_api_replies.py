@@ -808,6 +808,11 @@ async def test_reply_that_outgrew_its_log_is_whole_at_once_and_a_gap_later() -> 
         again = events((await rest.client.get(url, headers={"Last-Event-ID": first[1][1]})).content)
         assert again[-1][0] == "failed" and again[-1][2]["code"] == "gap"
         assert again[:-1] == first[2 : len(again) + 1], "what there is, and nothing else"
+        for had_more in (first[len(again) + 1], first[len(again) + 2], first[-1]):
+            answer = await rest.client.get(url, headers={"Last-Event-ID": had_more[1]})
+            assert events(answer.content) == again[-1:]
+        answer = await rest.client.get(url, headers={"Last-Event-ID": again[-1][1]})
+        assert answer.status_code == 204, "it has seen that end"
         path = f"{RESPONSES}/{direct.headers['x-reply-id']}?stream=true"
         shown = events((await rest.ask("GET", path, who)).content)
         assert shown[-2][0] == "response.failed" and shown[-1][2]["error"]["code"] == "gap"

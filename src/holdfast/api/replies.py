@@ -45,7 +45,7 @@ async def read_reply_events(deps: ApiDeps, call: Call) -> Answer:
             raise
         return _gone(reply_id)
     after = _last_event_id(call)
-    if after is not None and after == reply.ended_at:
+    if after is not None and after == reply.end_shown_at:
         return Answer(b"", status=204, headers=reply_headers(reply))
     return events_answer(deps, reply, ResumedPieces(reply, native.NativeEvents(), after))
 

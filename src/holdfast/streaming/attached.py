@@ -17,6 +17,8 @@ from holdfast.streaming.reply import (
     ReplyEnd,
     ReplyEntry,
     ReplyError,
+    shown_id,
+    was_cut_short,
 )
 from holdfast.streaming.reply_log.contract import ReplyLog
 
@@ -49,6 +51,13 @@ class AttachedReply(NamedTuple):
     open_cursor: Callable[[EntryId | None], ReplyCursor]
     take_snapshot: Callable[[], Awaitable[ReplySnapshot]]
 
+    @property
+    def end_shown_at(self) -> EntryId | None:
+        """The end's id as readers see it."""
+        if self.ended_at is None or self.end is None:
+            return None
+        return shown_id(self.ended_at, self.end)
+
     async def snapshot(self) -> ReplySnapshot:
         """What there is now, without waiting."""
         return await self.take_snapshot()
@@ -62,22 +71,16 @@ class AttachedReply(NamedTuple):
         if after is not None:
             if after.epoch != self.epoch:
                 raise InvalidMessage(f"{after} is no entry of this reply", field="last_event_id")
-            if self.ended_at is not None and after.n > self.ended_at.n:
-                if not _was_cut_short(self.end):
+            if self.ended_at is not None and after.n >= self.ended_at.n:
+                if was_cut_short(self.end):
+                    after = EntryId(self.epoch, self.ended_at.n - 1)
+                elif after != self.ended_at:
                     raise InvalidMessage(f"{after} is beyond the end", field="last_event_id")
-                after = EntryId(self.epoch, self.ended_at.n - 1)
         if self.readers() >= READERS_MAX:
             raise RateLimited(
                 f"this reply has {READERS_MAX} readers already", retry_after_seconds=READERS_SECONDS
             )
         return self.open_cursor(after)
-
-
-def _was_cut_short(end: ReplyEnd | None) -> bool:
-    """Whether readers may have seen more than the log has: it was full, or the node was
-    killed before it had written everything.
-    """
-    return isinstance(end, ReplyError) and end.code in ("gap", "server_restarted")
 
 
 def attach_live(live: LiveReply) -> AttachedReply:

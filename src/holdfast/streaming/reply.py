@@ -147,6 +147,22 @@ class ReplyDone(Struct, frozen=True, tag="done", gc=False):
 ReplyEnd = ReplyDone | ReplyError
 ReplyEntry = ReplyBegin | ReplyDelta | ReplyUsage | ReplyError | ReplyDone
 
+_BEHIND_ALL_N = 10**15
+
+
+def was_cut_short(end: ReplyEnd | None) -> bool:
+    """Whether readers may have seen more than the log has: it was full, or the node was
+    killed before it had written everything.
+    """
+    return isinstance(end, ReplyError) and end.code in ("gap", "server_restarted")
+
+
+def shown_id(entry_id: EntryId, end: ReplyEnd) -> EntryId:
+    """The id of an end for readers. In a log that was cut short it has the number of a
+    delta that a reader may have; so there it is shown behind all entries.
+    """
+    return EntryId(entry_id.epoch, _BEHIND_ALL_N) if was_cut_short(end) else entry_id
+
 
 class ReplyFailed(HoldfastError):
     """A reply ended with an error before anything of it was sent.

@@ -25,6 +25,7 @@ from holdfast.streaming.reply import (
     ReplyEntry,
     ReplyError,
     ReplyUsage,
+    shown_id,
 )
 
 
@@ -61,7 +62,7 @@ def _event(entry_id: EntryId, entry: ReplyEntry) -> bytes:
             }
             return _named("usage", counts, entry_id)
         case ReplyError():
-            return _named("failed", _failure(entry), entry_id)
+            return _named("failed", _failure(entry), shown_id(entry_id, entry))
         case ReplyDone():
             return _named("done", {}, entry_id)
         case ReplyBegin():
