@@ -15,7 +15,7 @@ from pathlib import Path
 
 import aiohttp
 import pytest
-from long_tier import IS_LONG, repeat, times
+from long_tier import IS_LONG, repeat, side_by_side, times
 from reply_reader import ReplyClient, SeenReply, numbered_words, tokens_of
 from reply_rig import chunk
 from result_counts import tally
@@ -32,7 +32,8 @@ pytestmark = [pytest.mark.torture, pytest.mark.long]
 END_SECONDS_MAX = 15.0
 LEASES_SECONDS_MAX = 12.0
 PAUSE_SECONDS_MAX = 3.0
-PAUSED_SECONDS = 15.0
+PAUSED_SECONDS = 15.0 if IS_LONG else 12.5
+"""Beyond the time after which a node is dead."""
 STOP_SECONDS_MAX = 25.0
 LONG = numbered_words(400)
 """About as much as the scripted model repeats."""
@@ -70,7 +71,16 @@ async def read_until_it_ends(node: RigNode, reply: SeenReply) -> SeenReply:
     return reply
 
 
-async def test_killed_node_ends_its_replies_and_frees_its_leases(tmp_path: Path) -> None:
+async def test_node_that_dies_or_stands_still_is_found_and_holds_nobody_up(tmp_path: Path) -> None:
+    """Each waits for the ten seconds after which a node is dead."""
+    await side_by_side(
+        lambda: killed_node_ends_its_replies_and_frees_its_leases(tmp_path / "killed"),
+        lambda: killed_node_with_queued_clients_holds_nobody_else_up(tmp_path / "queued"),
+        lambda: paused_node_goes_on_with_its_own_replies(tmp_path / "paused"),
+    )
+
+
+async def killed_node_ends_its_replies_and_frees_its_leases(tmp_path: Path) -> None:
     """Its clients see a broken connection, readers elsewhere ``worker_lost``; its place
     in the pool is free soon; its Idempotency-Key runs again; others go on."""
     runs, began = times(30), time.perf_counter()
@@ -129,7 +139,7 @@ async def _kill(victim: RigNode, other: RigNode, third: RigNode) -> tuple[float,
     return max(reply.ended for reply in seen) - killed, free - killed, pause
 
 
-async def test_killed_node_with_queued_clients_holds_nobody_else_up(tmp_path: Path) -> None:
+async def killed_node_with_queued_clients_holds_nobody_else_up(tmp_path: Path) -> None:
     """The pool is full; its next grants go to a node that died a moment before."""
     settings = {"streaming.pool.total": 5}
     async with (
@@ -280,7 +290,7 @@ async def _ask_assistant(
     return texts
 
 
-async def test_paused_node_goes_on_with_its_own_replies(tmp_path: Path) -> None:
+async def paused_node_goes_on_with_its_own_replies(tmp_path: Path) -> None:
     """It stands still beyond the time after which it is dead: its clients get the rest,
     its log has one epoch without a hole, and it makes new replies."""
     runs, began = times(20), time.perf_counter()
@@ -293,7 +303,7 @@ async def test_paused_node_goes_on_with_its_own_replies(tmp_path: Path) -> None:
     tally(
         Row(
             "node paused beyond its lease",
-            "SIGSTOP for 15 s while it streams",
+            f"SIGSTOP for {PAUSED_SECONDS:g} s while it streams",
             runs,
             0,
             "its own replies go on to their end; no entry of an old epoch, none twice",

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Awaitable, Callable
-from typing import TypeVar
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any, TypeVar
 
 T = TypeVar("T")
 IS_LONG = os.environ.get("TORTURE", "") not in ("", "0")
@@ -31,3 +31,16 @@ async def repeat(
     async with asyncio.TaskGroup() as runs:
         tasks = [runs.create_task(one(number)) for number in range(count)]
     return [task.result() for task in tasks]
+
+
+async def side_by_side(*proofs: Callable[[], Coroutine[Any, Any, object]]) -> None:
+    """Proofs that mostly wait, at the same time; one by one in the long tier, where
+    each has runs side by side itself.
+    """
+    if IS_LONG:
+        for proof in proofs:
+            await proof()
+        return
+    async with asyncio.TaskGroup() as group:
+        for proof in proofs:
+            group.create_task(proof())
