@@ -79,9 +79,19 @@ class SeenReply:
         return ReplySeen(self.reply_id, reader, entries, self.ends, at=self.ended)
 
 
-def most_at_once(replies: Sequence[SeenReply]) -> int:
-    """How many of them were between their first and their last token at a moment."""
-    moves = [(reply.times[0], 1) for reply in replies] + [(r.times[-1], -1) for r in replies]
+def most_at_once(replies: Sequence[SeenReply], token_seconds: float = 0.01) -> int:
+    """How many of them were between their first and their last token at a moment; of a
+    model of this pace.
+
+    A busy reader sees an end late, perhaps after the beginning of the reply that took
+    its place. So the end is counted from the token that it saw soonest.
+    """
+
+    def end(reply: SeenReply) -> float:
+        times = reply.times
+        return min(at + after * token_seconds for after, at in enumerate(reversed(times)))
+
+    moves = [(reply.times[0], 1) for reply in replies] + [(end(r), -1) for r in replies]
     now = most = 0
     for _, move in sorted(moves):
         now += move
