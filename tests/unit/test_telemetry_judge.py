@@ -70,8 +70,8 @@ def test_rise_of_a_counter_is_seen_within_its_window_and_forgotten_after() -> No
         judge.judge({"c_total": {(): 1.0 if second >= 10 else 0.0}}, second)
         states.append([each.state for each in judge.alerts])
     assert states == [[]] * 2 + [["firing"]] * 12 + [[]] * 10
-    (windows,) = judge._windows._windows.values()
-    assert len(windows[()].samples) == 13, "a window keeps what it needs"
+    (rises,) = judge._windows._rises
+    assert len(rises.kept[()]) == 13, "a window keeps what it needs"
 
 
 @pytest.mark.parametrize(

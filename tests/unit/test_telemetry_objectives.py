@@ -58,8 +58,8 @@ def test_asking_often_adds_nothing_and_the_same_moment_twice_is_no_error() -> No
     later = samples({**NOTHING, "persisted": 10})
     for now, taken in [(0.0, samples(NOTHING)), (0.0, samples(NOTHING)), (5.0, later)]:
         meter.measure(taken, now)
-    windows = [each for found in meter._windows._windows.values() for each in found.values()]
-    assert windows and {len(window.samples) for window in windows} == {1}
+    kept = [each for rises in meter._windows._rises for each in rises.kept.values()]
+    assert kept and {len(moments) for moments in kept} == {1}
     assert {each.name: each.value for each in meter.measure(later, 5.0)}["availability"] == 1.0
 
 

@@ -15,6 +15,7 @@ HELP text are those of the design documents.
 - ``alert``         what an alert is
 - ``alerts``        the list of alerts, by part
 - ``judge``         judges alerts over the metrics of this process
+- ``samples``       reads what they are at a moment
 - ``objectives``    the list of objectives, and how a node measures them
 - ``causes``        which alert explains which
 - ``notices``       what is reported to sinks of alerts, and when

@@ -15,8 +15,10 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
+from operator import add
 from typing import Literal
 
 from holdfast.telemetry.alert import Alert, AlertRule, rules
@@ -31,12 +33,14 @@ from holdfast.telemetry.expressions import (
     Ratio,
     Series,
     Sum,
-    series_of,
 )
 
 Values = Mapping[LabelSet, float]
 Samples = Mapping[str, Values]
 """The samples of a moment: by name without ``holdfast_``, then by labels."""
+_Step = Callable[[Samples, float, Sequence[Values]], Values]
+"""The values of an expression, from the samples, the time, and those before it."""
+_Moments = deque[tuple[float, float, int]]
 AlertState = Literal["pending", "firing", "resolved"]
 EXTRAPOLATED_MAX = 1.1
 """A window is extended to its bounds if these are less than 1.1 pauses between samples
@@ -59,27 +63,55 @@ class AlertInstance:
 
 
 class Windows:
-    """What some expressions need of the past."""
+    """Some expressions, and what they need of the past. Each part of them is evaluated
+    once at a moment, however many are made of it.
+    """
 
     def __init__(self, expressions: Iterable[Expression]) -> None:
-        read = tuple(expressions)
-        self.names = frozenset(each.name for value in read for each in series_of(value))
+        self._steps: list[_Step] = []
+        self._places: dict[Expression, int] = {}
+        self._rises: list[_Rises] = []
+        self._wanted = [self._place(each) for each in expressions]
+        self.names = frozenset(each.name for each in self._places if isinstance(each, Series))
         """The names of the samples that ``take`` needs."""
-        found = dict.fromkeys(each for value in read for each in _increases(value))
-        self._windows: dict[Increase, dict[LabelSet, _Window]] = {each: {} for each in found}
 
-    def take(self, samples: Samples, now: float) -> Evaluation:
-        """Take the samples of this moment; returns the expressions' values at it."""
-        for increase, windows in self._windows.items():
-            _extend(windows, increase, samples.get(increase.of.name, {}), now)
-        return Evaluation(samples, self._windows, now)
+    def take(self, samples: Samples, now: float) -> list[Values]:
+        """Take the samples of this moment; returns the values of each expression."""
+        found: list[Values] = []
+        for step in self._steps:
+            found.append(step(samples, now, found))
+        return [found[place] for place in self._wanted]
 
     def forget(self, now: float) -> None:
         """Forget the samples that were taken at this moment."""
-        for windows in self._windows.values():
-            for window in windows.values():
-                if window.samples and window.samples[-1][0] == now:
-                    window.samples.pop()
+        for rises in self._rises:
+            rises.forget(now)
+
+    def _place(self, value: Expression) -> int:
+        """Of its values among those of a moment, behind what it is made of."""
+        if value not in self._places:
+            step = self._step(value)
+            self._places[value] = len(self._steps)
+            self._steps.append(step)
+        return self._places[value]
+
+    def _step(self, value: Expression) -> _Step:
+        match value:
+            case Series():
+                return _selected(value)
+            case Increase(of=of, seconds=seconds):
+                self._rises.append(rises := _Rises(self._place(of), seconds))
+                return rises.take
+            case Sum(of=of, without=without):
+                return _summed(self._place(of), frozenset(without))
+            case Ratio(part=left, whole=right):
+                return _joined(_divided, self._place(left), self._place(right))
+            case Plus(left=left, right=right):
+                return _joined(add, self._place(left), self._place(right))
+            case Quantile(quantile=quantile, of=of):
+                return _quantiles(self._place(of), quantile)
+            case Absent(series=series):
+                return _absent([(self._place(each), each.name) for each in series])
 
 
 class Judge:
@@ -99,15 +131,11 @@ class Judge:
 
     def judge(self, samples: Samples, now: float) -> list[AlertInstance]:
         """Take the samples of this moment; returns what fired and what was resolved."""
-        evaluation = self._windows.take(samples, now)
+        found = self._windows.take(samples, now)
         changed: list[AlertInstance] = []
-        for rule, alerts in zip(self._rules, self._alerts, strict=True):
-            condition = rule.condition
-            held = {
-                labels: value
-                for labels, value in evaluation.values(condition.value).items()
-                if condition.holds(value)
-            }
+        for rule, alerts, values in zip(self._rules, self._alerts, found, strict=True):
+            holds = rule.condition.holds
+            held = {labels: value for labels, value in values.items() if holds(value)}
             for labels in [each for each in alerts if each not in held]:
                 ended = alerts.pop(labels)
                 if ended.state == "firing":
@@ -144,108 +172,109 @@ def _increases(value: Expression) -> list[Increase]:
             return []
 
 
-@dataclass(slots=True)
-class _Window:
-    """The samples of one counter within the last ``seconds``: their times, values, and
-    how much it had risen since the first sample, restarts left out.
+class _Rises:
+    """How much each series of a counter rose in the last ``seconds``, as Prometheus'
+    ``increase`` has it. Of every moment within them it keeps the time, the value, and
+    how often the counter had restarted by then.
     """
 
-    samples: deque[tuple[float, float, float]]
+    def __init__(self, place: int, seconds: int) -> None:
+        self._place, self._seconds = place, seconds
+        self.kept: dict[LabelSet, _Moments] = {}
 
-    def add(self, now: float, value: float, seconds: int) -> None:
-        risen = 0.0
-        if self.samples:
-            _, before, risen = self.samples[-1]
-            risen += value - before if value >= before else value
-        self.samples.append((now, value, risen))
-        self.trim(now, seconds)
+    def take(self, samples: Samples, now: float, found: Sequence[Values]) -> Values:
+        kept, start = self.kept, now - self._seconds
+        for labels, value in found[self._place].items():
+            if moments := kept.get(labels):
+                _, before, restarts = moments[-1]
+                moments.append((now, value, restarts + (value < before)))
+            else:
+                kept[labels] = deque([(now, value, 0)])
+        rises: dict[LabelSet, float] = {}
+        for labels, moments in list(kept.items()):
+            while moments and moments[0][0] < start:
+                moments.popleft()
+            if not moments:
+                del kept[labels]
+            elif (rise := _rise(moments, now, start)) is not None:
+                rises[labels] = rise
+        return rises
 
-    def trim(self, now: float, seconds: int) -> None:
-        while self.samples and self.samples[0][0] < now - seconds:
-            self.samples.popleft()
-
-    def increase(self, now: float, seconds: int) -> float | None:
-        """As Prometheus' ``increase``; None without samples of two moments."""
-        if len(self.samples) < 2:
-            return None
-        (first_at, first, risen_before), (last_at, _, risen) = self.samples[0], self.samples[-1]
-        rise, sampled = risen - risen_before, last_at - first_at
-        if not sampled:
-            return None
-        to_start, to_end = first_at - (now - seconds), now - last_at
-        if rise > 0 and first >= 0:
-            to_start = min(to_start, sampled * first / rise)  # a counter is never below 0
-        pause = sampled / (len(self.samples) - 1)
-        near = pause * EXTRAPOLATED_MAX
-        covered = sampled + sum(each if each < near else pause / 2 for each in (to_start, to_end))
-        return rise * covered / sampled
+    def forget(self, now: float) -> None:
+        for moments in self.kept.values():
+            if moments and moments[-1][0] == now:
+                moments.pop()
 
 
-def _extend(
-    windows: dict[LabelSet, _Window], increase: Increase, values: Values, now: float
-) -> None:
-    for labels, value in values.items():
-        if (window := windows.get(labels)) is None:
-            if not increase.of.accepts(labels):
-                continue
-            window = windows[labels] = _Window(deque())
-        window.add(now, value, increase.seconds)
-    for labels in [each for each in windows if each not in values]:
-        windows[labels].trim(now, increase.seconds)
-        if not windows[labels].samples:
-            del windows[labels]
+def _rise(moments: _Moments, now: float, start: float) -> float | None:
+    """None without samples of two moments. In the order in which Prometheus calculates,
+    for a rounded value may be a threshold.
+    """
+    (first_at, first, restarts_before), (last_at, last, restarts) = moments[0], moments[-1]
+    rise, sampled = last - first, last_at - first_at
+    if not sampled:
+        return None
+    if restarts > restarts_before:
+        for (_, before, _), (_, after, _) in pairwise(moments):
+            rise += before if after < before else 0.0
+    if not rise:
+        return 0.0
+    to_start, to_end = first_at - start, now - last_at
+    if first >= 0:
+        to_start = min(to_start, sampled * (first / rise))  # a counter is never below 0
+    pause = sampled / (len(moments) - 1)
+    covered = sampled
+    for each in (to_start, to_end):
+        covered += each if each < pause * EXTRAPOLATED_MAX else pause / 2
+    return rise * (covered / sampled)
 
 
-class Evaluation:
-    """Evaluates expressions at one moment; each once."""
+def _selected(series: Series) -> _Step:
+    known: dict[LabelSet, bool] = {}
+    """Which labels it accepts."""
 
-    def __init__(
-        self, samples: Samples, windows: Mapping[Increase, Mapping[LabelSet, _Window]], now: float
-    ) -> None:
-        self._samples, self._windows, self._now = samples, windows, now
-        self._known: dict[int, Values] = {}
+    def take(samples: Samples, now: float, found: Sequence[Values]) -> Values:
+        values = samples.get(series.name, {})
+        if not series.matches:
+            return values
+        for labels in values:
+            if labels not in known:
+                known[labels] = series.accepts(labels)
+        return {labels: value for labels, value in values.items() if known[labels]}
 
-    def values(self, value: Expression) -> Values:
-        """By identity: the list shares its expressions."""
-        if (found := self._known.get(id(value))) is None:
-            found = self._known[id(value)] = self._evaluate(value)
-        return found
-
-    def _evaluate(self, value: Expression) -> Values:
-        match value:
-            case Series(name=name):
-                found = self._samples.get(name, {})
-                return {labels: each for labels, each in found.items() if value.accepts(labels)}
-            case Increase(seconds=seconds):
-                risen = {
-                    labels: window.increase(self._now, seconds)
-                    for labels, window in self._windows[value].items()
-                }
-                return {labels: each for labels, each in risen.items() if each is not None}
-            case Sum(of=of, without=without):
-                return _summed(self.values(of), frozenset(without))
-            case Ratio(part=part, whole=whole):
-                left, right = self.values(part), self.values(whole)
-                return {key: _divided(left[key], right[key]) for key in left if key in right}
-            case Plus(left=one, right=two):
-                left, right = self.values(one), self.values(two)
-                return {key: left[key] + right[key] for key in left if key in right}
-            case Quantile(quantile=quantile, of=of):
-                return _quantiles(quantile, self.values(of))
-            case Absent(series=series):
-                return {
-                    (("metric", PREFIX + each.name),): 1.0
-                    for each in series
-                    if not self.values(each)
-                }
+    return take
 
 
-def _summed(values: Values, without: frozenset[str]) -> Values:
-    sums: dict[LabelSet, float] = {}
-    for labels, value in values.items():
-        key = tuple(each for each in labels if each[0] not in without)
-        sums[key] = sums.get(key, 0.0) + value
-    return sums
+def _summed(place: int, without: frozenset[str]) -> _Step:
+    known: dict[LabelSet, LabelSet] = {}
+    """What is left of labels."""
+
+    def take(samples: Samples, now: float, found: Sequence[Values]) -> Values:
+        sums: dict[LabelSet, float] = {}
+        for labels, value in found[place].items():
+            if (key := known.get(labels)) is None:
+                key = known[labels] = tuple(each for each in labels if each[0] not in without)
+            sums[key] = sums.get(key, 0.0) + value
+        return sums
+
+    return take
+
+
+def _joined(of_two: Callable[[float, float], float], left: int, right: int) -> _Step:
+    def take(samples: Samples, now: float, found: Sequence[Values]) -> Values:
+        one, two = found[left], found[right]
+        return {labels: of_two(one[labels], two[labels]) for labels in one if labels in two}
+
+    return take
+
+
+def _absent(series: Iterable[tuple[int, str]]) -> _Step:
+    keys = [(place, (("metric", PREFIX + name),)) for place, name in series]
+
+    def take(samples: Samples, now: float, found: Sequence[Values]) -> Values:
+        return {key: 1.0 for place, key in keys if not found[place]}
+
+    return take
 
 
 def _divided(part: float, whole: float) -> float:
@@ -254,13 +283,21 @@ def _divided(part: float, whole: float) -> float:
     return math.copysign(math.inf, part) if part else math.nan
 
 
-def _quantiles(quantile: float, values: Values) -> Values:
-    histograms: dict[LabelSet, list[tuple[float, float]]] = {}
-    for labels, count in values.items():
-        bound = next((float(value) for name, value in labels if name == "le"), math.nan)
-        key = tuple(each for each in labels if each[0] != "le")
-        histograms.setdefault(key, []).append((bound, count))
-    return {key: _quantile(quantile, sorted(buckets)) for key, buckets in histograms.items()}
+def _quantiles(place: int, quantile: float) -> _Step:
+    known: dict[LabelSet, tuple[LabelSet, float]] = {}
+    """Of a bucket: its histogram and its bound."""
+
+    def take(samples: Samples, now: float, found: Sequence[Values]) -> Values:
+        histograms: dict[LabelSet, list[tuple[float, float]]] = {}
+        for labels, count in found[place].items():
+            if (bucket := known.get(labels)) is None:
+                bound = next((float(value) for name, value in labels if name == "le"), math.nan)
+                key = tuple(each for each in labels if each[0] != "le")
+                bucket = known[labels] = key, bound
+            histograms.setdefault(bucket[0], []).append((bucket[1], count))
+        return {key: _quantile(quantile, sorted(buckets)) for key, buckets in histograms.items()}
+
+    return take
 
 
 def _quantile(quantile: float, buckets: list[tuple[float, float]]) -> float:

@@ -12,12 +12,12 @@ from functools import cache
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
-from holdfast.telemetry.expressions import PREFIX, LabelSet
-from holdfast.telemetry.judge import Samples
 from holdfast.telemetry.logs import log
 from holdfast.telemetry.marks import mark
+from holdfast.telemetry.samples import SampleReader
 
 REGISTRY = CollectorRegistry()
+samples = SampleReader(REGISTRY).read
 LATENCY_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
 
 
@@ -47,19 +47,6 @@ def histogram(
     buckets: Sequence[float] = LATENCY_BUCKETS,
 ) -> Histogram:
     return Histogram(f"holdfast_{name}", help_text, labels, registry=REGISTRY, buckets=buckets)
-
-
-def samples(names: Iterable[str]) -> Samples:
-    """The present samples of these names, given without ``holdfast_``.
-
-    Only what is asked for is collected: the whole registry takes milliseconds.
-    """
-    found: dict[str, dict[LabelSet, float]] = {}
-    for metric in REGISTRY.restricted_registry([PREFIX + name for name in names]).collect():
-        for sample in metric.samples:
-            series = found.setdefault(sample.name.removeprefix(PREFIX), {})
-            series[tuple(sorted(sample.labels.items()))] = sample.value
-    return found
 
 
 _defects = counter(

@@ -119,11 +119,11 @@ class ObjectiveMeter:
         """The objectives over the last hour, or since the beginning. The samples are
         kept if they are due: whoever asks more often adds nothing to the windows.
         """
-        evaluation = self._windows.take(samples, now)
+        found = self._windows.take(samples, now)
         seconds = min(now - self._began, float(_HOUR))
         measured = [
-            _measured(each, evaluation.values(each.holds.value).get(()), seconds)
-            for each in OBJECTIVES
+            _measured(each, values.get(()), seconds)
+            for each, values in zip(OBJECTIVES, found, strict=True)
         ]
         if self.is_due(now):
             self._due = now + _MEASURE_SECONDS
