@@ -9,7 +9,7 @@ from rule_cases import STEP_SECONDS, Case, Check, Key, cases, together
 
 from holdfast.telemetry.alert import Alert, rules
 from holdfast.telemetry.alerts import ALERTS
-from holdfast.telemetry.expressions import PREFIX, LabelSet, duration, promql
+from holdfast.telemetry.expressions import PREFIX, Absent, LabelSet, duration, promql
 from holdfast.telemetry.objectives import OBJECTIVES
 
 HEAD = "# Written by docs/generate.py from holdfast.telemetry.alerts; do not edit.\n"
@@ -42,7 +42,13 @@ def rules_file() -> str:
 
 
 def tests_file() -> str:
-    return tests_text(together(case for alert in ALERTS for case in cases(alert)), "rules.yml")
+    """That a metric is absent is so of all instances: those cases are tests of their
+    own.
+    """
+    absences = [alert for alert in ALERTS if isinstance(alert.when.value, Absent)]
+    others = together(case for alert in ALERTS if alert not in absences for case in cases(alert))
+    alone = [[case] for alert in absences for case in cases(alert)]
+    return tests_text([others, *alone], "rules.yml")
 
 
 def tests_text(groups: Iterable[Sequence[Case]], rules_name: str) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from holdfast import telemetry
@@ -50,7 +50,7 @@ class Segment(NamedTuple):
     def __str__(self) -> str:
         """As promtool reads it."""
         if math.isnan(self.start):
-            return " ".join(["stale"] * self.count)
+            return "stale" + f" _x{self.count - 1}" * (self.count > 1)
         sign = "-" if self.step < 0 else "+"
         return f"{_plain(self.start)}{sign}{_plain(abs(self.step))}x{self.count - 1}"
 
@@ -157,27 +157,54 @@ def _buckets(name: str, wanted: float) -> list[tuple[str, float]]:
     return [(bound, 10.0 if float(bound) >= wanted else 0.0) for bound in bounds]
 
 
-def together(all_cases: Iterable[Case]) -> Iterator[list[Case]]:
-    """Cases of which none reads another's series, so that one test of promtool has
-    many: it evaluates all rules at every step of a test.
+def together(all_cases: Iterable[Case]) -> list[Case]:
+    """The cases side by side, each on an instance of its own, so that one test of
+    promtool has all of them: it evaluates every rule at each step of each test.
     """
-    groups: list[list[Case]] = []
-    for case in all_cases:
-        for members in groups:
-            if not any(_meet(case, other) or _meet(other, case) for other in members):
-                members.append(case)
-                break
-        else:
-            groups.append([case])
-    yield from groups
+    found = list(all_cases)
+    steps = max(_steps(segments) for case in found for segments in case.series.values())
+    placed = [_at_instance(case, f"case {n}", steps) for n, case in enumerate(found)]
+    everything = {key: segments for series in placed for key, segments in series.items()}
+    states = {
+        alert.name: judged(alert, reads(alert, everything))
+        for alert in {case.alert.name: case.alert for case in found}.values()
+    }
+    return [
+        replace(
+            case,
+            series=series,
+            checks=[
+                Check(each.at_seconds, states[case.alert.name][each.at_seconds // STEP_SECONDS])
+                for each in case.checks
+            ],
+        )
+        for case, series in zip(found, placed, strict=True)
+    ]
 
 
-def _meet(case: Case, other: Case) -> bool:
-    """Whether the alert of a case reads a series of the other."""
-    read = [each for rule in rules([case.alert]) for each in series_of(rule.condition.value)]
-    return any(
-        each.name == name and each.accepts(labels) for name, labels in other.series for each in read
-    )
+def _at_instance(case: Case, name: str, steps: int) -> dict[Key, list[Segment]]:
+    """Its series with this label; they are gone after their end."""
+    return {
+        (metric, tuple(sorted((*labels, ("instance", name))))): [
+            *segments,
+            Segment(math.nan, 0, steps - _steps(segments)),
+        ]
+        for (metric, labels), segments in case.series.items()
+    }
+
+
+def _steps(segments: Iterable[Segment]) -> int:
+    return sum(each.count for each in segments)
+
+
+def reads(alert: Alert, series: Mapping[Key, list[Segment]]) -> dict[Key, list[Segment]]:
+    """Those of the series that the alert reads."""
+    read = [each for rule in rules([alert]) for each in series_of(rule.condition.value)]
+    return {
+        (name, labels): segments
+        for (name, labels), segments in series.items()
+        if any(each.name == name and each.accepts(labels) for each in read)
+    }
 
 
 def cases(alert: Alert) -> Iterator[Case]:

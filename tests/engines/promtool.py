@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 from pathlib import Path
 
@@ -17,6 +18,10 @@ class Promtool:
     def run(self, *arguments: str | Path) -> tuple[bool, str]:
         """Whether it was content, and what it printed."""
         done = subprocess.run(
-            [self._program, *arguments], capture_output=True, text=True, timeout=300
+            [self._program, *arguments],
+            env={**os.environ, "GOGC": "400"},  # a fifth of its time otherwise
+            capture_output=True,
+            text=True,
+            timeout=300,
         )
         return done.returncode == 0, done.stdout + done.stderr
