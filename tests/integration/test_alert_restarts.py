@@ -6,75 +6,81 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
-import subprocess
-import sys
 from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import apsw
+import pytest
 from aiohttp import web
-from program import ROOT, Program
+from node_forks import ForkedNode, fork_node
+from program import Program
 from webhook_rig import Receiver, receiving, until
 
 from engines import free_port
+from holdfast.cli.rest import RestClient
+from holdfast.errors import HoldfastError
 
+PAUSE_SECONDS = 0.1
 CORRUPTION, HALTED = "HoldfastCounterCorruption", "HoldfastChatsHalted"
 
 
 class AlertingProgram(Program):
-    """The server judges its alerts five times a second."""
+    """The server judges its alerts ten times a second."""
 
     def __init__(self, folder: Path, *sinks: dict[str, Any], **alerts: float) -> None:
         super().__init__(folder / "state")
-        self.settings = folder / "holdfast.toml"
-        lines = ["[server]", f'state_dir = "{self.state_dir}"', f"port = {self.port}", "[alerts]"]
-        lines += [f"{name} = {value}" for name, value in {"group_seconds": 0.1, **alerts}.items()]
-        for sink in sinks:
-            lines += ["[[alerts.sinks]]", *(f"{k} = {json.dumps(v)}" for k, v in sink.items())]
-        self.settings.write_text("\n".join(lines))
+        self.settings: dict[str, Any] = {
+            "server.state_dir": str(self.state_dir),
+            "server.port": self.port,
+            "alerts.sinks": sinks,
+            "alerts.group_seconds": 0.1,
+            **{f"alerts.{name}": value for name, value in alerts.items()},
+        }
+        self._log = folder / "serve.log"
+        self._node: ForkedNode | None = None
         self.chat = ""
 
-    @property
-    def environment(self) -> dict[str, str]:
-        paths = (ROOT / "src", ROOT / "tests" / "support", ROOT / "tests")
-        return {**super().environment, "PYTHONPATH": os.pathsep.join(map(str, paths))}
+    async def start_serving(self) -> None:
+        self._node = fork_node(self.settings, self._log, gauges_seconds=PAUSE_SECONDS)
+        await until(lambda: asyncio.to_thread(self._ready))
 
-    def start(self, *arguments: str, **pipes: int) -> subprocess.Popen[str]:
-        if arguments != ("serve",):
-            return super().start(*arguments, **pipes)
-        command = [sys.executable, "-m", "alerting_server", str(self.settings)]
-        return subprocess.Popen(command, env=self.environment, text=True, **pipes)
-
-    async def start_serving(self) -> subprocess.Popen[str]:
-        return await asyncio.to_thread(self.serve)
+    async def kill(self) -> None:
+        if self._node is not None:
+            await self._node.kill()
+            self._node = None
 
     async def lose_a_counter(self) -> None:
         """As a disk that loses a write; the next send finds it."""
-        create = ("chat", "create", "--user", "ann", "--name", "lobby")
-        self.chat = (await asyncio.to_thread(self.ok, *create)).strip()
-        await asyncio.to_thread(drop_counters, self.state_dir / "chats.db")
-        sent = await asyncio.to_thread(
-            self.run, "chat", "send", self.chat, "hello", "--user", "ann"
-        )
-        assert sent.returncode and "takes no messages" in sent.stderr, sent
+        await asyncio.to_thread(self._lose_a_counter)
+
+    def _lose_a_counter(self) -> None:
+        token = json.loads(self.ok("--json", "token", "--user", "ann"))["token"]
+        ann = RestClient(self.url, token)
+        self.chat = ann.post("/v1/chats", body={"name": "lobby", "members": []})["chat"]["chat_id"]
+        drop_counters(self.state_dir / "chats.db")
+        with pytest.raises(HoldfastError, match="takes no messages"):
+            ann.post(f"/v1/chats/{self.chat}/messages", body={"content": "hello"}, key="k1")
 
     async def recover(self) -> None:
         await asyncio.to_thread(self.ok, "chat", "recover", self.chat, "--reason", "it was lost")
 
     @property
     def log(self) -> str:
-        return (self.state_dir.parent / "serve.log").read_text()
+        return self._log.read_text()
 
     async def said(self, *words: str) -> str:
-        await asyncio.sleep(0.1)  # a key has a rate
         return await asyncio.to_thread(self.ok, *words)
 
+    async def listed(self) -> Any:
+        """What ``holdfast alerts ls --json`` prints."""
+        key = json.loads((self.state_dir / "secrets.json").read_text())["admin_key"]
+        await asyncio.sleep(PAUSE_SECONDS)  # a key has a rate
+        return await asyncio.to_thread(RestClient(self.url, key).get, "/admin/alerts")
+
     async def sink(self, name: str) -> dict[str, Any]:
-        found = json.loads(await self.said("alerts", "ls", "--json"))
-        return next(each for each in found["sinks"] if each["name"] == name)
+        return next(each for each in (await self.listed())["sinks"] if each["name"] == name)
 
 
 @asynccontextmanager
@@ -85,12 +91,7 @@ async def program(
     try:
         yield made
     finally:
-        await asyncio.to_thread(made.stop)
-
-
-async def kill(server: subprocess.Popen[str]) -> None:
-    server.kill()
-    await asyncio.to_thread(server.wait)
+        await made.kill()
 
 
 def drop_counters(file: Path) -> None:
@@ -124,16 +125,16 @@ def changes(receiver: Receiver, *names: str, after: int = 0) -> list[str]:
 
 async def test_incident_goes_on_over_a_kill_and_its_end_is_reported(tmp_path: Path) -> None:
     async with receiving() as receiver, program(tmp_path, pager(receiver)) as node:
-        server = await node.start_serving()
+        await node.start_serving()
         await node.lose_a_counter()
         await until(lambda: len(changes(receiver)) == 2)
-        since = json.loads(await node.said("alerts", "ls", "--json"))["alerts"][0]["since"]
+        since = (await node.listed())["alerts"][0]["since"]
 
         async def remembered() -> bool:
             return bool((await node.sink("pager"))["waiting"] == 0)
 
         await until(remembered)
-        await kill(server)
+        await node.kill()
         before = len(receiver.calls)
         await node.start_serving()
         status = await node.said("status")
@@ -162,7 +163,7 @@ async def test_command_that_fails_is_run_again_also_after_a_kill(tmp_path: Path)
     argv = [script(tmp_path, f"test -e {tmp_path}/works || {{ echo no >&2; exit 1; }}")]
     command = {"kind": "command", "name": "mail", "argv": argv, "severity": "SEV-1"}
     async with program(tmp_path, command) as node:
-        server = await node.start_serving()
+        await node.start_serving()
         await node.lose_a_counter()
 
         async def has_failed_twice() -> bool:
@@ -173,7 +174,7 @@ async def test_command_that_fails_is_run_again_also_after_a_kill(tmp_path: Path)
         assert "ended with 1: no" in seen["error"] and seen["next_try"] and seen["waiting"] == 1
         assert not seen["last"], "it has taken nothing"
         assert "alerts that wait: 1" in await node.said("alerts", "ls")
-        await kill(server)
+        await node.kill()
         (tmp_path / "works").touch()
         tried = len(got(tmp_path))
         await node.start_serving()
@@ -244,7 +245,7 @@ async def test_end_waits_for_a_receiver_that_comes_back_after_a_kill(tmp_path: P
     port = free_port()
     sink = {"kind": "webhook", "name": "pager", "url": f"http://127.0.0.1:{port}/hook"}
     async with program(tmp_path, sink) as node:
-        server = await node.start_serving()
+        await node.start_serving()
         await node.lose_a_counter()
 
         async def waits() -> bool:
@@ -254,10 +255,10 @@ async def test_end_waits_for_a_receiver_that_comes_back_after_a_kill(tmp_path: P
         await node.recover()
 
         async def has_ended() -> bool:
-            return HALTED not in await node.said("alerts", "ls")
+            return HALTED not in [each["name"] for each in (await node.listed())["alerts"]]
 
         await until(has_ended)
-        await kill(server)
+        await node.kill()
         async with receiving(port) as receiver:
             await node.start_serving()
             await until(lambda: f"{HALTED} resolved" in changes(receiver))
@@ -272,7 +273,6 @@ async def test_end_waits_for_a_receiver_that_comes_back_after_a_kill(tmp_path: P
 
 async def test_command_that_cannot_be_run_stops_the_start(tmp_path: Path) -> None:
     sink = {"kind": "command", "argv": ["/no/such/page"]}
-    async with program(tmp_path, {"kind": "log"}, sink) as node:
-        ran = await asyncio.to_thread(node.run_process, "serve", "-c", str(node.settings))
-        assert ran.returncode != 0
-        assert "alerts.sinks[1].argv: /no/such/page does not exist" in ran.stderr
+    node = AlertingProgram(tmp_path, {"kind": "log"}, sink)
+    await fork_node(node.settings, tmp_path / "serve.log").ended()
+    assert "alerts.sinks[1].argv: /no/such/page does not exist" in node.log

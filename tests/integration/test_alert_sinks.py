@@ -83,7 +83,7 @@ async def test_notice_to_a_webhook_is_signed_and_has_the_given_number(tmp_path: 
 async def test_delivery_that_a_stop_interrupts_was_not_taken() -> None:
     done: list[str] = []
     async with receiving() as receiver:
-        receiver.seconds = 1.5
+        receiver.seconds = 60.0
         sink = hook(receiver.url)
         async with sinks_of(sink) as sinks:
             sinks.send(sink, "alert_7", [ALERT], BODY, done.append)
@@ -92,7 +92,7 @@ async def test_delivery_that_a_stop_interrupts_was_not_taken() -> None:
 
 
 async def hang(receiver: Receiver) -> None:
-    receiver.seconds = 1.5
+    receiver.seconds = 60.0
 
 
 async def redirect(receiver: Receiver) -> None:
@@ -172,12 +172,13 @@ async def test_command_that_does_not_read_its_input_is_content() -> None:
 @pytest.mark.real_time("uvloop")
 @pytest.mark.parametrize("code", [0, 3])
 async def test_command_that_has_ended_before_it_is_written_to_ends_as_it_did(code: int) -> None:
-    """The pipes of the server's loop say so in another way."""
-    for _ in range(50):
-        try:
-            await run_command(("sh", "-c", f"exec <&-; exit {code}"), b"{}", 20)
-        except UndeliveredNotice as error:
-            assert code and str(error) == f"sh ended with {code}"
+    """The pipes of the server's loop say so in another way. Of commands that start side
+    by side, nearly every one has ended by then.
+    """
+    command = ("sh", "-c", f"exec <&-; exit {code}")
+    runs = (run_command(command, b"{}", 20) for _ in range(10))
+    for error in await asyncio.gather(*runs, return_exceptions=True):
+        assert str(error) == (f"sh ended with {code}" if code else "None")
 
 
 @pytest.mark.parametrize(
@@ -224,9 +225,9 @@ async def test_dropped_counter_is_at_a_webhook_within_a_minute(tmp_path: Path) -
     async with receiving() as receiver:
         settings = Settings(
             ServerSettings(port=0, state_dir=str(tmp_path / "state")),
-            alerts=AlertSettings((hook(receiver.url),), group_seconds=1.0),
+            alerts=AlertSettings((hook(receiver.url),), group_seconds=0.1),
         )
-        async with running(settings, gauges_seconds=0.5) as node:
+        async with running(settings, gauges_seconds=0.1) as node:
             token = node.tokens.mint(User("default", "ann"), 600, USER_SCOPES)
             async with httpx.AsyncClient(
                 base_url=node.url, headers={"authorization": f"Bearer {token}"}

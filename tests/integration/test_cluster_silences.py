@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,19 +13,18 @@ from work_rigs import until
 from holdfast.cli.rest import RestClient
 
 PAUSE_SECONDS = 0.1
-"""Between two looks: a key has a rate."""
+"""Between two looks, of the nodes at their silences, and of the test: a key has a rate."""
 
 
 async def test_silence_made_at_one_node_holds_on_every_node_and_after_a_kill(
     tmp_path: Path,
 ) -> None:
     alert = {"alert": "HoldfastJobsOld", "reason": "import"}
-    async with asyncio.timeout(100), cluster_rig(tmp_path, nodes=2, with_redis=False) as rig:
-        kept = next(
-            file for node in rig.nodes if (file := node.program.state_dir / "secrets.json").exists()
-        )
-        key = json.loads(kept.read_text())["admin_key"]
-        east, west = (RestClient(node.url, key) for node in rig.nodes)
+    async with (
+        asyncio.timeout(100),
+        cluster_rig(tmp_path, nodes=2, with_redis=False, gauges_seconds=PAUSE_SECONDS) as rig,
+    ):
+        east, west = rig.operator(0), rig.operator(1)
 
         async def silences(rest: RestClient) -> list[Any]:
             return list((await asyncio.to_thread(rest.get, "/admin/alerts"))["silences"])

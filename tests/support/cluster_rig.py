@@ -39,6 +39,7 @@ from holdfast.client import ClientSettings, Message
 from holdfast.clock import SystemClock
 from holdfast.eventlog.postgres import PostgresEventLog
 from holdfast.message import User
+from holdfast.node.supervisor import GAUGES_SECONDS
 from holdfast.store.postgres import PostgresStore, PostgresStoreSettings
 from holdfast.verify.history import Recorder
 from holdfast.verify.recording import RecordingClient
@@ -68,6 +69,7 @@ class ClusterNode:
     settings: dict[str, Any]
     place: NodePlace
     environment: Mapping[str, str] = field(default_factory=dict)
+    gauges_seconds: float = GAUGES_SECONDS
     process: ForkedNode = field(init=False)
 
     @property
@@ -87,7 +89,9 @@ class ClusterNode:
 
     def begin(self) -> None:
         namespace = self.place.namespace
-        self.process = fork_node(self.settings, self.log, namespace, self.environment)
+        self.process = fork_node(
+            self.settings, self.log, namespace, self.environment, self.gauges_seconds
+        )
 
     async def start(self) -> None:
         """Until it serves."""
@@ -249,10 +253,12 @@ async def cluster_rig(
     settings: Mapping[str, Any] | None = None,
     each: Sequence[Mapping[str, Any]] = (),
     environments: Sequence[Mapping[str, str]] = (),
+    gauges_seconds: float = GAUGES_SECONDS,
 ) -> AsyncIterator[ClusterRig]:
     """Nodes that serve. ``database`` and ``shared``: a PostgreSQL and a Redis that the
     test has started. ``settings`` by dotted path, for every node; ``each``: those of
-    the single nodes; ``environments``: variables of theirs.
+    the single nodes; ``environments``: variables of theirs; ``gauges_seconds``: how
+    often they set their gauges and judge their alerts.
     """
     async with AsyncExitStack() as stack:
         if database is None:
@@ -271,6 +277,7 @@ async def cluster_rig(
             node.settings.update(settings or {})
             node.settings.update(each[number] if each else {})
             node.environment = environments[number] if environments else {}
+            node.gauges_seconds = gauges_seconds
             made.append(node)
         for node in made:
             stack.push_async_callback(_end, node)

@@ -2,8 +2,8 @@
 for a hundred imports.
 
 ``python -m node_forks`` forks one node per line of JSON on its input (``{"settings": …,
-"log": …, "namespace": …}``) and answers with its pid. Its nodes outlive it; whoever
-asked ends them.
+"log": …, "namespace": …, "gauges_seconds": …}``) and answers with its pid. Its nodes
+outlive it; whoever asked ends them.
 """
 
 from __future__ import annotations
@@ -21,6 +21,8 @@ from pathlib import Path
 from typing import Any
 
 from program import ROOT
+
+from holdfast.node.supervisor import GAUGES_SECONDS
 
 
 class ForkedNode:
@@ -54,15 +56,22 @@ def fork_node(
     log: Path,
     namespace: str | None = None,
     environment: Mapping[str, str] | None = None,
+    gauges_seconds: float = GAUGES_SECONDS,
 ) -> ForkedNode:
     """A node that begins to start, in this network namespace or in that of the tests,
-    and with these variables of the environment, too.
+    and with these variables of the environment, too. It sets its gauges and judges its
+    alerts so often.
     """
     parent = _parent(tuple(sorted((environment or {}).items())))
     assert parent.stdin is not None and parent.stdout is not None
     # The parent keeps the network of the test that was first to need it.
     own = f"/proc/{os.getpid()}/task/{threading.get_native_id()}/ns/net"
-    order = {"settings": settings, "log": str(log), "namespace": namespace or own}
+    order = {
+        "settings": settings,
+        "log": str(log),
+        "namespace": namespace or own,
+        "gauges_seconds": gauges_seconds,
+    }
     parent.stdin.write(json.dumps(order) + "\n")
     parent.stdin.flush()
     return ForkedNode(int(parent.stdout.readline()))
@@ -105,7 +114,8 @@ def main() -> None:
                 os.dup2(log, stream)
             try:
                 enter(order["namespace"])
-                run_node(load(None, {}, order["settings"]))
+                settings = load(None, {}, order["settings"])
+                run_node(settings, gauges_seconds=order["gauges_seconds"])
             except BaseException as error:
                 os.write(2, f"{error!r}\n".encode())
                 os._exit(1)

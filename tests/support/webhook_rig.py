@@ -122,7 +122,7 @@ async def receiving(port: int = 0) -> AsyncIterator[Receiver]:
     receiver = Receiver()
     app = web.Application()
     app.router.add_post("/hook", receiver._take)
-    runner = web.AppRunner(app)
+    runner = web.AppRunner(app, shutdown_timeout=0.1)  # who hangs then may hang
     await runner.setup()
     site = web.TCPSite(runner, "127.0.0.1", port)
     await site.start()

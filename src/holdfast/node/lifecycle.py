@@ -43,7 +43,11 @@ NEW_OBJECTS_MAX = 10_000
 """A collection over this many objects takes about half a millisecond."""
 
 
-def run_node(settings: Settings, announce: Callable[[str], None] = print) -> None:
+def run_node(
+    settings: Settings,
+    announce: Callable[[str], None] = print,
+    gauges_seconds: float = GAUGES_SECONDS,
+) -> None:
     """Serve until SIGINT or SIGTERM, then drain. Raises an OperatorError if it cannot
     start.
 
@@ -52,7 +56,7 @@ def run_node(settings: Settings, announce: Callable[[str], None] = print) -> Non
     telemetry.configure_logging(settings.server.log_format == "json", settings.server.log_level)
     before = {number: signal.signal(number, _end_the_start) for number in STOPS}
     try:
-        uvloop.run(_serve(settings, announce, open_files_max()))
+        uvloop.run(_serve(settings, announce, open_files_max(), gauges_seconds))
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
@@ -86,14 +90,16 @@ def _end_the_start(number: int, frame: FrameType | None) -> None:
     os._exit(128 + number)
 
 
-async def _serve(settings: Settings, announce: Callable[[str], None], files_max: int) -> None:
+async def _serve(
+    settings: Settings, announce: Callable[[str], None], files_max: int, gauges_seconds: float
+) -> None:
     stop = asyncio.Event()
 
     def may_be_stopped() -> None:
         for number in STOPS:
             asyncio.get_running_loop().add_signal_handler(number, stop.set)
 
-    async with running(settings, may_be_stopped) as node:
+    async with running(settings, may_be_stopped, gauges_seconds=gauges_seconds) as node:
         settle_heap()
         for line in banner_lines(node.settings, files_max):
             announce(line)
