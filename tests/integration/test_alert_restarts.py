@@ -142,8 +142,24 @@ async def test_incident_goes_on_over_a_kill_and_its_end_is_reported(tmp_path: Pa
         assert f"Since {since}" in status.splitlines()[0], "it is the same incident"
         assert len(receiver.calls) == before, "which was reported already"
         await node.recover()
+        await node.kill()
+        await node.start_serving()
         await until(lambda: len(changes(receiver)) == 4)
         assert set(changes(receiver)[2:]) == {f"{CORRUPTION} resolved", f"{HALTED} resolved"}
+
+
+async def test_sev_1_of_a_process_that_was_killed_as_it_found_it_is_reported_by_the_next(
+    tmp_path: Path,
+) -> None:
+    """The chat was halted, and nothing else had been written."""
+    async with receiving() as receiver, program(tmp_path, pager(receiver)) as node:
+        await node.start_serving()
+        await node.lose_a_counter()
+        await node.kill()
+        (node.state_dir / "alerts.json").unlink(missing_ok=True)
+        before = len(receiver.calls)
+        await node.start_serving()
+        await until(lambda: f"{CORRUPTION} firing" in changes(receiver, after=before))
 
 
 def script(folder: Path, text: str) -> str:

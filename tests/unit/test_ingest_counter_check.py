@@ -5,14 +5,17 @@ from __future__ import annotations
 import asyncio
 
 import pytest
+from msgspec.structs import replace
 from store_rigs import create, fill
 
+from holdfast import telemetry
 from holdfast.errors import Unavailable
 from holdfast.ingest.counter_check import LOOK_SECONDS, SECTIONS_AT_ONCE, CounterCheck
 from holdfast.message import PageToken
 from holdfast.store.contract import COUNTERS_LOOKED_AT, DamagedPage
 from holdfast.store.leases.memory import MemoryLeases
 from holdfast.store.memory import MemoryStore
+from holdfast.store.numbering import NO_COUNTER, TAKEN
 from proof.virtual_loop import LoopClock
 
 
@@ -34,6 +37,30 @@ async def test_counter_of_an_idle_chat_is_found_within_a_minute() -> None:
     assert sorted(await halted(store)) == ["chat_30", "chat_7"], "it looks again"
     check.cancel()
     await asyncio.gather(check, return_exceptions=True)
+
+
+def counted() -> tuple[float, float]:
+    names = ("durability_counter_corruption_total", "durability_duplicate_sequence_total")
+    found = telemetry.samples(names)
+    return found[names[0]][()], found[names[1]][()]
+
+
+async def test_chats_that_a_killed_process_halted_are_counted_once_by_the_next() -> None:
+    store, clock = MemoryStore(), LoopClock()
+    for chat_id, why in (
+        ("lost", NO_COUNTER),
+        ("behind", TAKEN),
+        ("mine", "an operator"),
+        ("sound", None),
+    ):
+        await create(store, chat_id=chat_id)
+        held = store._chats[chat_id]
+        held.chat = replace(held.chat, halted=why)
+    lost, behind = counted()
+    check = CounterCheck(store, MemoryLeases(clock), clock)
+    await check.look()
+    await check.look()
+    assert counted() == (lost + 1, behind + 1)
 
 
 class ManyChats(MemoryStore):
