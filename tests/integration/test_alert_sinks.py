@@ -77,7 +77,58 @@ async def test_notice_to_a_webhook_is_signed_and_has_the_given_number(tmp_path: 
         ((headers, body),) = receiver.calls
         verify(SECRET, headers, time.time(), body)
         assert headers["webhook-id"] == "alert_7" and json.loads(body) == BODY
+        assert headers["user-agent"] == "Holdfast-Alerts/1"
         assert done == [""] and sinks.errors == {"pager": ""}
+
+
+@pytest.mark.parametrize(
+    ("severity", "state", "event", "level"),
+    [
+        ("SEV-1", "firing", "node.alert_fired", "critical"),
+        ("SEV-2", "firing", "node.alert_fired", "error"),
+        ("SEV-3", "firing", "node.alert_fired", "warning"),
+        ("warning", "firing", "node.alert_fired", "warning"),
+        ("SEV-1", "resolved", "node.alert_resolved", "info"),
+    ],
+)
+async def test_log_has_a_line_for_each_alert_as_severe_as_it_is(
+    severity: str, state: Any, event: str, level: str
+) -> None:
+    alert = AlertView("A", severity, state, {"metric": "m"}, AT, 1.0, "It is.", "docs/x.md")
+    with capture_logs() as logged:
+        async with sinks_of() as sinks:
+            assert await sinks.deliver(SinkSettings(), "alert_7", [alert], BODY) == ""
+    assert logged == [
+        {
+            "event": event,
+            "log_level": level,
+            "alert": "A",
+            "severity": severity,
+            "detail": "It is.",
+            "runbook": "docs/x.md",
+            "since": AT,
+            "metric": "m",
+        }
+    ]
+
+
+async def test_defect_in_a_delivery_is_counted_and_the_sink_is_tried_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def fails(*_: Any) -> None:
+        raise ValueError("oh")
+
+    def defects() -> float:
+        labels = {"part": "alerts"}
+        return telemetry.REGISTRY.get_sample_value("holdfast_defects_total", labels) or 0.0
+
+    done: list[str] = []
+    before = defects()
+    async with sinks_of() as sinks:
+        monkeypatch.setattr(sinks, "_call", fails)
+        sinks.send(SinkSettings(), "alert_7", [ALERT], BODY, done.append)
+        await until(lambda: done)
+    assert done == ["ValueError: oh"] and defects() == before + 1
 
 
 async def test_delivery_that_a_stop_interrupts_was_not_taken() -> None:

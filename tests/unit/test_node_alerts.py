@@ -88,11 +88,13 @@ async def nothing() -> None:
 async def test_alert_goes_to_the_sink_and_its_end_too(tmp_path: Path) -> None:
     bench = Bench(tmp_path)
     await bench.pass_seconds(10)
-    bench.halted = 1.0
+    bench.halted, began = 1.0, timestamp(bench.clock.now() + 5)
     await bench.pass_seconds(20)
     assert bench.news == [FIRES]
     (alert, *_) = bench.alerts.alerts
     assert (alert.name, alert.severity, alert.value) == ("HoldfastChatsHalted", "SEV-2", 1.0)
+    assert alert.since == began
+    assert telemetry.samples(["alerts_firing"])["alerts_firing"][(("severity", "SEV-2"),)] == 1
     assert alert.runbook == "docs/guides/runbooks/counter-corruption.md"
     bench.halted = 0.0
     await bench.pass_seconds(20)
@@ -138,6 +140,10 @@ async def test_incident_goes_on_over_a_restart_and_is_not_reported_twice(tmp_pat
     assert later.alerts.alerts[0].since == before.since
     await later.pass_seconds(3600)
     assert later.news == [FIRES], "repeated an hour after it was reported"
+    later = Bench(tmp_path, bench.clock)
+    later.halted = 1.0
+    await later.pass_seconds(60)
+    assert later.news == [], "and an hour after that"
     later.halted = 0.0
     await later.pass_seconds(20)
     assert later.news == [ENDED]
@@ -209,6 +215,69 @@ async def test_what_a_sink_did_not_take_is_sent_again_and_by_the_next_process(
     assert later.news == [FIRES] and later.ids == bench.ids[:1]
     (sink,) = later.alerts.sinks
     assert (sink.failures, sink.waiting, sink.next_try) == (0, 0, "") and sink.last
+
+
+async def test_value_that_is_no_number_is_shown_as_none(tmp_path: Path) -> None:
+    """A share of nothing: JSON has no word for it."""
+    bench = Bench(tmp_path)
+    gaps = 0.0
+
+    def samples(names: Collection[str]) -> Any:
+        found = {name: {(): 0.0} for name in names}
+        return {**found, "sequence_gaps_total": {(): gaps}}
+
+    bench.alerts._samples = samples
+    await bench.pass_seconds(10)
+    gaps = 3.0
+    await bench.pass_seconds(5)
+    alert = next(each for each in bench.alerts.alerts if each.name == "HoldfastSequenceGaps")
+    assert alert.state == "firing" and alert.severity == "SEV-3" and alert.value is None
+
+
+async def test_change_during_a_write_is_written_too(tmp_path: Path) -> None:
+    bench = Bench(tmp_path)
+    names = (HALTED, "HoldfastJobsOld")
+    await asyncio.gather(
+        *(bench.alerts.silence(name, 3600, "import", "key_1", nothing) for name in names)
+    )
+    found = Bench(tmp_path, bench.clock).alerts.silences
+    assert sorted(each.alert for each in found) == sorted(names)
+
+
+async def test_what_a_sink_took_is_kept_at_once(tmp_path: Path) -> None:
+    """Not with the next judgement: a process that dies before it would send it again."""
+    bench = Bench(tmp_path)
+    bench.halted = 1.0
+    await bench.pass_seconds(10)
+    while not bench.sent:
+        await bench.pass_seconds(5)
+    assert bench.alerts._writing is not None
+    await bench.alerts._writing
+    (sink,) = Bench(tmp_path, bench.clock).alerts.sinks
+    assert sink.waiting == 0 and sink.last
+
+
+async def test_test_that_is_taken_brings_what_waits_and_one_that_is_not_changes_nothing(
+    tmp_path: Path,
+) -> None:
+    bench = Bench(tmp_path)
+    bench.halted, bench.error = 1.0, "it answered 500"
+    await bench.pass_seconds(120)
+    assert bench.news
+
+    async def deliver(*_: Any) -> str:
+        return bench.error
+
+    bench.alerts._sinks.deliver = deliver  # type: ignore[method-assign]
+    assert await bench.alerts.test(["pager"]) == {"pager": "it answered 500"}
+    assert bench.alerts.sinks[0].last == ""
+    await bench.pass_seconds(5)
+    assert not bench.news, "it waits for its next try"
+    bench.error = ""
+    assert await bench.alerts.test([]) == {"pager": ""}
+    assert bench.alerts.sinks[0].last == timestamp(bench.clock.now())
+    await bench.pass_seconds(5)
+    assert bench.news == [FIRES]
 
 
 async def test_disk_that_fails_does_not_keep_alerts_back(tmp_path: Path) -> None:
@@ -431,7 +500,8 @@ async def test_silence_is_in_the_audit_and_shown(tmp_path: Path) -> None:
         made = await rest.ask("POST", "/admin/alerts/silence", rest.admin_key(), body)
         assert made.status_code == 200, made.text
         shown = (await rest.ask("GET", "/admin/alerts", only_reads)).json()
-        assert shown["silences"] == [made.json()] and shown["sinks"][0]["kind"] == "log"
+        assert shown["silences"] == [made.json()]
+        assert (shown["sinks"][0]["kind"], shown["sinks"][0]["severity"]) == ("log", "warning")
         (record,) = (await rest.ask("GET", "/admin/audit", rest.admin_key())).json()["records"]
         assert (record["action"], record["target"]) == ("alert.silence", "HoldfastJobsOld")
         assert record["reason"] == "import"

@@ -76,8 +76,17 @@ def test_event_goes_on_for_as_long_as_its_cause() -> None:
         ("Gauge", "firing", NOW),
     ]
     assert shown(incidents, 9000, view("Gauge"))[0] == ("Event", "firing", NOW)
+    held = shown(incidents, 9002, view("Gauge", "pending"))
+    assert [name for name, _, _ in held] == ["Event", "Gauge"], "it may hold for a while only"
     assert shown(incidents, 9005) == [], "mended"
     assert shown(incidents, 9010, view("Gauge")) == [("Gauge", "firing", NOW)], "something new"
+
+
+def test_event_that_is_judged_again_has_its_new_value() -> None:
+    incidents = restarted("Event", "Gauge")
+    later = structs.replace(view("Event"), value=7.0)
+    found = incidents.update([later, view("Gauge")], 1000)
+    assert [(each.value, each.since) for each in found if each.name == "Event"] == [(7.0, BEFORE)]
 
 
 def test_event_of_the_process_before_ends_when_its_cause_is_mended() -> None:

@@ -33,6 +33,7 @@ def test_alert_is_pending_then_firing_then_resolved() -> None:
     (fired,) = judge.judge(gauge(8), 15)
     assert (fired.state, fired.since, fired.fired_at, fired.value) == ("firing", 5, 15, 8)
     assert judge.judge(gauge(9), 20) == [], "reported once"
+    assert [each.value for each in judge.alerts] == [9]
     (ended,) = judge.judge(gauge(1), 25)
     assert (ended.state, ended.fired_at) == ("resolved", 15) and judge.alerts == []
 
@@ -72,6 +73,10 @@ def test_rise_of_a_counter_is_seen_within_its_window_and_forgotten_after() -> No
     assert states == [[]] * 2 + [["firing"]] * 12 + [[]] * 10
     (rises,) = judge._windows._rises
     assert len(rises.kept[()]) == 13, "a window keeps what it needs"
+    judge.judge({}, 175)
+    assert len(rises.kept[()]) == 1
+    judge.judge({}, 180)
+    assert rises.kept == {}, "nothing of a series that is gone"
 
 
 @pytest.mark.parametrize(

@@ -71,7 +71,8 @@ def test_end_is_told_with_what_still_fires_and_only_if_the_beginning_was() -> No
     reported(notices, [view("A", "SEV-1"), view("B", "SEV-1")], 0)
     assert reported(notices, [view("B", "SEV-1")], 5) == []
     assert reported(notices, [view("B", "SEV-1")], 15) == ["B firing", "A resolved"]
-    assert reported(notices, [], 20) == [] and reported(notices, [], 30) == ["B resolved"]
+    assert reported(notices, [], 20) == [] and notices.waiting == 1, "an end waits, too"
+    assert reported(notices, [], 30) == ["B resolved"]
     assert reported(notices, [view("C")], 40) == [] and reported(notices, [], 45) == []
     assert reported(notices, [], 100) == [], "nobody heard of C"
 
@@ -90,6 +91,33 @@ def test_warning_that_becomes_a_sev_is_told_again() -> None:
     assert reported(notices, [view("A", "warning")], 10) == ["A firing"]
     reported(notices, [view("A", "SEV-3")], 15)
     assert reported(notices, [view("A", "SEV-3")], 25) == ["A firing"]
+
+
+def test_alert_that_becomes_worse_on_the_way_is_told_again() -> None:
+    notices = Notices(HOOK, AlertSettings())
+    due(notices, [view("A", "SEV-3")], 0)
+    assert due(notices, [view("A", "SEV-3")], 10) == ["A firing"]
+    assert due(notices, [view("A", "SEV-2")], 15) == [], "one is under way"
+    notices.on_accepted(16, 16)
+    assert due(notices, [view("A", "SEV-2")], 20) == []
+    assert reported(notices, [view("A", "SEV-2")], 30) == ["A firing"]
+
+
+def test_alert_that_was_worse_while_a_sink_failed_is_not_told_again() -> None:
+    notices = Notices(HOOK, AlertSettings())
+    reported(notices, [view("A", "SEV-2")], 0)
+    assert reported(notices, [view("A", "SEV-2")], 10) == ["A firing"]
+    assert refused(notices, [view("A", "SEV-1")], 15) == ["A firing"]
+    assert notices.waiting == 0, "the sink knows that it fires"
+    assert due(notices, [view("A", "SEV-2")], 300) == due(notices, [view("A", "SEV-2")], 310) == []
+
+
+def test_change_that_came_and_went_does_not_hasten_the_next() -> None:
+    notices = Notices(HOOK, AlertSettings())
+    assert due(notices, [view("A")], 5) == [] and due(notices, [], 10) == []
+    assert notices.memory.known == []
+    assert due(notices, [view("B")], 100) == []
+    assert due(notices, [view("B")], 110) == ["B firing"]
 
 
 def test_alert_that_falls_below_what_a_sink_hears_of_has_ended_for_it() -> None:
@@ -125,9 +153,13 @@ def test_sink_that_takes_nothing_is_tried_again_with_bounded_pauses() -> None:
     pauses = [after - before for before, after in pairwise(tries)]
     assert pauses[:6] == [RETRY_SECONDS, 10, 20, 40, 80, RETRY_SECONDS_MAX]
     assert set(pauses[5:]) == {RETRY_SECONDS_MAX}
+    for now in range(10_000, 200_000, 130):
+        assert refused(notices, [view("A", "SEV-1")], now), "for days"
+    assert notices.retry_at == now + RETRY_SECONDS_MAX
+    notices.failures = len(tries)
     assert (notices.failures, notices.waiting, notices.sent_at) == (len(tries), 1, 0)
-    assert reported(notices, [view("A", "SEV-1")], 2000) == ["A firing"]
-    assert (notices.failures, notices.waiting, notices.sent_at) == (0, 0, 2000)
+    assert reported(notices, [view("A", "SEV-1")], 300_000) == ["A firing"]
+    assert (notices.failures, notices.waiting, notices.sent_at) == (0, 0, 300_000)
 
 
 def test_end_of_what_a_sink_never_took_is_told_with_both_times() -> None:
@@ -163,6 +195,36 @@ def test_new_sev_1_does_not_wait_for_a_sink_to_be_tried_again() -> None:
     assert due(notices, [view("A", "SEV-1")], 80) == []
     assert refused(notices, both, 85) == ["A firing", "B firing"]
     assert due(notices, both, 90) == [], "once"
+
+
+def test_sink_that_takes_a_new_sev_1_is_working_again() -> None:
+    notices = Notices(HOOK, AlertSettings())
+    for now in (0, 5, 15, 35, 75):
+        refused(notices, [view("A", "SEV-1")], now)
+    assert reported(notices, [view("A", "SEV-1"), view("B", "SEV-1")], 80) == [
+        *("A firing", "B firing"),
+    ]
+    assert due(notices, [view("B", "SEV-1")], 85) == []
+    assert reported(notices, [view("B", "SEV-1")], 95) == ["B firing", "A resolved"]
+
+
+def test_sev_1_that_was_taken_once_is_as_urgent_the_next_time() -> None:
+    notices = Notices(HOOK, AlertSettings())
+    reported(notices, [view("A", "SEV-1")], 0)
+    reported(notices, [], 5)
+    assert reported(notices, [], 15) == ["A resolved"]
+    for now in (100, 105, 115, 135, 175):
+        refused(notices, [view("B", "SEV-1")], now)
+    assert due(notices, [view("A", "SEV-1"), view("B", "SEV-1")], 180) == ["A firing", "B firing"]
+
+
+def test_log_gets_what_is_new_before_what_has_ended() -> None:
+    notices = Notices(SinkSettings("log"), AlertSettings())
+    reported(notices, [view("A", "SEV-1"), view("C", "SEV-1")], 0)
+    assert reported(notices, [view("B"), view("C", "SEV-1")], 5) == []
+    both = [view("B"), view("C", "SEV-1")]
+    assert reported(notices, both, 15) == ["B firing", "A resolved"]
+    assert reported(notices, both, 3615) == ["B firing", "C firing"], "repeated, as to a pager"
 
 
 def test_nothing_overtakes_a_notice_that_is_under_way() -> None:
@@ -240,7 +302,8 @@ def test_same_news_has_the_same_number_until_it_is_taken() -> None:
     assert notice_id(body, 5.0) == notice_id(again, 5.0)
     worse = notice_body(Notice([view("A", "SEV-1")]), "pager", "node_1", "http://n")
     other = notice_body(Notice([view("A")]), "mail", "node_1", "http://n")
-    ids = {notice_id(body, 5.0), notice_id(body, 6.0), notice_id(worse, 5), notice_id(other, 5)}
+    ids = {notice_id(body, 5.0), notice_id(body, 6.0), notice_id(worse, 5.0)}
+    ids.add(notice_id(other, 5.0))
     assert len(ids) == 4
 
 
@@ -251,7 +314,9 @@ def test_worst_of_an_alert_stands_for_it() -> None:
         view("A", "SEV-2"),
         view("A", "SEV-3", d="x"),
     ]
-    shown = [(each.name, each.severity, each.labels) for each in worst_of_each(alerts)]
+    pending = structs.replace(view("C", "SEV-1"), state="pending")
+    shown = [(each.name, each.severity, each.labels) for each in worst_of_each([pending, *alerts])]
+    assert shown.pop() == ("C", "SEV-1", {}), "what does not fire yet comes last"
     assert shown == [("A", "SEV-2", {}), ("B", "SEV-3", {}), ("A", "SEV-3", {"d": "x"})]
 
 
@@ -288,6 +353,14 @@ def test_notice_has_the_shape_of_alertmanager() -> None:
     assert one["annotations"]["runbook"] == "docs/guides/x.md"
     assert (one["endsAt"], len(one["fingerprint"])) == ("0001-01-01T00:00:00Z", 16)
     assert body["truncatedAlerts"] == 5
+
+
+def test_notice_says_when_an_alert_ended_and_whether_one_still_fires() -> None:
+    ended = structs.replace(view("B"), state="resolved", ended="2026-01-01T00:09:00.000Z")
+    both = notice_body(Notice([view("A"), ended]), "pager", "node_1", "")
+    assert [each["status"] for each in both["alerts"]] == ["firing", "resolved"]
+    assert both["alerts"][1]["endsAt"] == ended.ended and both["status"] == "firing"
+    assert notice_body(Notice([ended]), "pager", "node_1", "")["status"] == "resolved"
 
 
 @pytest.mark.parametrize(

@@ -284,7 +284,7 @@ class Notices:
             if key in fires:
                 self._known[key] = KnownAlert(fires[key], each.accepted)
             elif each.alert.state == "firing":
-                ended = structs.replace(each.alert, state="resolved", ended=at, silenced_until="")
+                ended = structs.replace(each.alert, state="resolved", ended=at)
                 self._known[key] = KnownAlert(ended, each.accepted)
 
     def _is_news(self, alert: AlertView) -> bool:
