@@ -368,6 +368,10 @@ def test_notice_says_when_an_alert_ended_and_whether_one_still_fires() -> None:
     [
         ({"kind": "webhook"}, "a webhook has a url"),
         ({"kind": "webhook", "url": "ftp://x"}, "http://"),
+        ({"kind": "webhook", "url": "http:///hook"}, "needs a host"),
+        ({"kind": "webhook", "url": "http://[::1/"}, "needs a host"),
+        ({"kind": "webhook", "url": "http://pager:99999/"}, "a port from 1 to 65535"),
+        ({"kind": "webhook", "url": "http://pager:0/"}, "a port from 1 to 65535"),
         ({"kind": "command"}, "a command has argv"),
         ({"kind": "log", "argv": ("x",)}, "argv"),
         ({"kind": "log", "secret_file": "x"}, "only a webhook is signed"),

@@ -17,6 +17,7 @@ import hashlib
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple
+from urllib.parse import urlsplit
 
 from msgspec import Struct, structs
 
@@ -69,6 +70,8 @@ class SinkSettings:
             raise ValueError("a webhook has a url, and no other sink of alerts does")
         if self.url and not self.url.startswith(("http://", "https://")):
             raise ValueError("the url of a sink must begin with http:// or https://")
+        if self.url and not _has_host(self.url):
+            raise ValueError("the url of a sink needs a host, and a port from 1 to 65535 if any")
         if (self.kind == "command") != bool(self.argv):
             raise ValueError("a command has argv, and no other sink of alerts does")
         if self.secret_file and self.kind != "webhook":
@@ -83,6 +86,14 @@ class SinkSettings:
         """Safe to show: the path of a pager's URL is often its only secret."""
         scheme, _, rest = self.url.partition("://")
         return replace(self, url=f"{scheme}://{rest.partition('/')[0]}/…") if rest else self
+
+
+def _has_host(url: str) -> bool:
+    try:
+        parts = urlsplit(url)
+        return bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        return False
 
 
 @dataclass(frozen=True, slots=True)
