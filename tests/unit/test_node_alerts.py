@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection
 from contextlib import asynccontextmanager
@@ -16,7 +17,9 @@ from structlog.testing import capture_logs
 
 from holdfast import telemetry
 from holdfast.clock import ManualClock, timestamp
+from holdfast.drivers.files import replace_file
 from holdfast.errors import HoldfastError, InvalidMessage, NotFound, Unavailable
+from holdfast.node import alerts
 from holdfast.node.alerts import (
     JUDGE_SECONDS,
     SETTLED_PAUSES,
@@ -140,6 +143,8 @@ async def test_incident_goes_on_over_a_restart_and_is_not_reported_twice(tmp_pat
     assert later.alerts.alerts[0].since == before.since
     await later.pass_seconds(3600)
     assert later.news == [FIRES], "repeated an hour after it was reported"
+    await later.pass_seconds(3600)
+    assert later.news == [FIRES]
     later = Bench(tmp_path, bench.clock)
     later.halted = 1.0
     await later.pass_seconds(60)
@@ -234,14 +239,36 @@ async def test_value_that_is_no_number_is_shown_as_none(tmp_path: Path) -> None:
     assert alert.state == "firing" and alert.severity == "SEV-3" and alert.value is None
 
 
-async def test_change_during_a_write_is_written_too(tmp_path: Path) -> None:
+async def test_alert_is_since_its_condition_began_and_not_since_it_fires(tmp_path: Path) -> None:
     bench = Bench(tmp_path)
-    names = (HALTED, "HoldfastJobsOld")
-    await asyncio.gather(
-        *(bench.alerts.silence(name, 3600, "import", "key_1", nothing) for name in names)
-    )
+    bench.alerts._samples = lambda names: {"work_oldest_job_age_seconds": {(): 100.0}}
+    began = timestamp(bench.clock.now() + 5)
+    await bench.pass_seconds(90)
+    found = {each.name: each for each in bench.alerts.alerts}["HoldfastJobsOld"]
+    assert (found.state, found.since) == ("firing", began)
+
+
+async def test_change_during_a_write_is_written_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench = Bench(tmp_path)
+    begun, go_on = threading.Event(), threading.Event()
+
+    def replace_slowly(file: Path, data: bytes) -> None:
+        begun.set()
+        go_on.wait(10)
+        replace_file(file, data)
+
+    monkeypatch.setattr(alerts, "replace_file", replace_slowly)
+    first = asyncio.create_task(bench.alerts.silence(HALTED, 3600, "import", "key_1", nothing))
+    await asyncio.to_thread(begun.wait, 10)
+    other = bench.alerts.silence("HoldfastJobsOld", 3600, "import", "key_1", nothing)
+    second = asyncio.create_task(other)
+    await asyncio.sleep(0)
+    go_on.set()
+    await asyncio.gather(first, second)
     found = Bench(tmp_path, bench.clock).alerts.silences
-    assert sorted(each.alert for each in found) == sorted(names)
+    assert sorted(each.alert for each in found) == [HALTED, "HoldfastJobsOld"]
 
 
 async def test_what_a_sink_took_is_kept_at_once(tmp_path: Path) -> None:
