@@ -174,7 +174,14 @@ async def check_server(connection: AbstractConnection) -> None:
         answer = await connection.read_response()
     except NoPermissionError:
         return
-    check_info(bytes(answer))
+    check_info(read_info(answer))
+
+
+def read_info(answer: object) -> bytes:
+    """An answer to INFO; InvalidResponse if it is none."""
+    if not isinstance(answer, bytes):
+        raise InvalidResponse("what answers is no Redis")
+    return answer
 
 
 def check_info(answer: bytes) -> None:

@@ -23,6 +23,7 @@ from holdfast.drivers.redis import (
     RedisReason,
     UnfitRedis,
     check_info,
+    read_info,
     trouble_of,
 )
 from holdfast.drivers.redis_scripts import Script, ScriptRunner
@@ -179,7 +180,7 @@ class RedisPool:
         if now < self._check_again_at:
             return
         try:
-            check_info(await self._scripts.run(INFO, [], (), bytes))
+            check_info(await self._scripts.run(INFO, [], (), read_info))
         except UnfitRedis as error:
             self._on_trouble(error)
             self._scripts.retire()
