@@ -82,35 +82,55 @@ async def cut_postgres(server: Server | None) -> None:
         )
 
 
-def memory(_server: Server | None) -> Callable[[str], Bus]:
+async def say_nothing(_server: Server | None, _channel: str, _payload: bytes) -> None:
+    """Nobody else speaks to the nodes of one process."""
+
+
+async def say_by_redis(server: Server | None, channel: str, payload: bytes) -> None:
+    assert server is not None
+    async with Redis.from_url(server.url) as client:
+        await client.publish(channel, payload)
+
+
+async def say_by_postgres(server: Server | None, channel: str, payload: bytes) -> None:
+    """It carries text only."""
+    assert server is not None
+    async with _connected(server.url) as connection:
+        text = payload.decode(errors="replace")
+        await connection.execute("SELECT pg_notify($1, $2)", channel, text)
+
+
+def memory(_server: Server | None, _channel: str) -> Callable[[str], Bus]:
     hub = MemoryHub()
     return lambda sender: MemoryBus(sender, hub)
 
 
-def redis(server: Server | None) -> Callable[[str], Bus]:
+def redis(server: Server | None, channel: str) -> Callable[[str], Bus]:
     assert server is not None
-    url, channel = server.url, f"bus-{next(CHANNELS)}"
+    url = server.url
     return lambda sender: RedisBus(url, sender, channel)
 
 
-def postgres(server: Server | None) -> Callable[[str], Bus]:
+def postgres(server: Server | None, channel: str) -> Callable[[str], Bus]:
     assert server is not None
     settings = PostgresSettings(server.url, connections_max=1)
-    channel, use = f"bus_{next(CHANNELS)}", DatabaseUse("fanout", "bus")
+    use = DatabaseUse("fanout", "bus")
     return lambda sender: PostgresBus(Database(settings, use), sender, channel)
 
 
 class Rig(NamedTuple):
-    make: Callable[[Server | None], Callable[[str], Bus]]
+    make: Callable[[Server | None, str], Callable[[str], Bus]]
     cut: Callable[[Server | None], Awaitable[None]]
     """Breaks every connection to the engine."""
+    say: Callable[[Server | None, str, bytes], Awaitable[None]]
+    """Another program publishes on a channel."""
     engine: str | None = None
 
 
 RIGS = {
-    "memory": Rig(memory, cut_nothing),
-    "redis": Rig(redis, cut_redis, "redis_server"),
-    "postgres": Rig(postgres, cut_postgres, "postgres_server"),
+    "memory": Rig(memory, cut_nothing, say_nothing),
+    "redis": Rig(redis, cut_redis, say_by_redis, "redis_server"),
+    "postgres": Rig(postgres, cut_postgres, say_by_postgres, "postgres_server"),
 }
 
 
@@ -118,12 +138,16 @@ class Nodes:
     """Makes nodes of one bus, by their names, that reach each other."""
 
     def __init__(self, rig: Rig, server: Server | None) -> None:
-        self._bus_of = rig.make(server)
+        self._channel = f"bus_{next(CHANNELS)}"
+        self._bus_of = rig.make(server, self._channel)
         self._rig = rig
         self._server = server
 
     async def cut(self) -> None:
         await self._rig.cut(self._server)
+
+    async def say(self, payload: bytes) -> None:
+        await self._rig.say(self._server, self._channel, payload)
 
     @asynccontextmanager
     async def __call__(self, *senders: str) -> AsyncIterator[list[BusNode]]:
@@ -164,6 +188,7 @@ def typing(n: int) -> Notification:
 
 
 LAST = RevocationsChanged()
+GARBAGE = (b"", b"\xff\xfe", b"[]", b'{"sender": 1}', b"[" * 5_000, b'{"type":"presence"}')
 
 
 async def test_notification_reaches_every_other_node_once_and_not_its_own(nodes: Nodes) -> None:
@@ -225,3 +250,14 @@ async def test_nodes_reach_each_other_again_after_every_connection_was_cut(nodes
         await nodes.cut()
         both[0].bus.publish(LAST)  # it may be lost
         await all_connected(both)
+
+
+async def test_garbage_on_the_channel_costs_no_notification_before_or_after_it(
+    nodes: Nodes,
+) -> None:
+    async with nodes("one", "two") as (one, two):
+        for number, garbage in enumerate(GARBAGE):
+            await nodes.say(garbage)
+            one.bus.publish(typing(number))
+            await two.until(typing(number))
+        assert two.got == [typing(number) for number in range(len(GARBAGE))]

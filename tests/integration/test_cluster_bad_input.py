@@ -21,6 +21,7 @@ from holdfast.node.state_dir import held
 from holdfast.settings import load
 from holdfast.store.postgres import PostgresStore, PostgresStoreSettings
 from holdfast.store.postgres.server import ChatsServer
+from holdfast.work.postgres.store import migrate as migrate_jobs
 
 
 async def refusal(folder: Path, url: str, **changes: Any) -> HoldfastError:
@@ -208,14 +209,16 @@ async def test_redis_that_answers_garbage_is_refused(
 class _Old:
     """A connection to a server of another version."""
 
-    class Version:
-        major = 14
+    def __init__(self, major: int) -> None:
+        self.major = major
 
-    def get_server_version(self) -> Version:
-        return self.Version()
+    def get_server_version(self) -> _Old:
+        return self
 
 
 async def test_postgres_that_is_too_old_is_refused() -> None:
     server = ChatsServer(PostgresStoreSettings("postgresql://nowhere"))
     with pytest.raises(BadSetting, match="PostgreSQL 14 is too old: the chats need 15 or newer"):
-        await server._prepare(_Old(), "")
+        await server._prepare(_Old(14), "")
+    with pytest.raises(BadSetting, match="PostgreSQL 12 is too old: work needs 13 or newer"):
+        await migrate_jobs(_Old(12))

@@ -18,6 +18,8 @@ from engines import Server
 from holdfast.errors import BadSetting
 from holdfast.limits.composition import LimitsSettings, open_limits
 from holdfast.limits.rules import Rule
+from holdfast.store.postgres import PostgresStoreSettings, server
+from holdfast.store.postgres.server import ChatsServer
 from holdfast.work.handlers import Context, Handlers
 from holdfast.work.inspection import Query
 from holdfast.work.job import JobDraft
@@ -53,6 +55,24 @@ async def test_pooler_in_transaction_mode_is_refused_with_advice(
     with pytest.raises(BadSetting, match=REFUSED):
         async with open_limits(LimitsSettings(rules_url=url), tmp_path):
             pass
+
+
+async def test_pooler_that_loses_notifications_is_refused_although_sessions_seem_kept(
+    pooler: Pooler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not every pooler shows other processes. An idle one seems to work: it asks the
+    server process that listens to notify.
+    """
+
+    async def see_nothing(*_: Any, **__: Any) -> None:
+        pass
+
+    monkeypatch.setattr(server, "refuse_shared_sessions", see_nothing)
+    monkeypatch.setattr(server, "check_server", lambda *_: None)
+    url = pooler("transaction", server_round_robin="1").url
+    await _several_server_connections(url)
+    with pytest.raises(BadSetting, match="a notification of PostgreSQL does not arrive"):
+        await ChatsServer(PostgresStoreSettings(url)).prepare()
 
 
 async def test_replica_behind_a_pooler_in_transaction_mode_is_refused(
