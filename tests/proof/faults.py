@@ -41,6 +41,9 @@ class Fault(Enum):
     THROTTLE = "throttle"
 
 
+_FAULTS = tuple(Fault)[1:]
+
+
 @dataclass(frozen=True, slots=True)
 class Odds:
     """The probability of each fault per call; the rest: no fault."""
@@ -62,11 +65,14 @@ class Odds:
 
     def draw(self, rng: random.Random) -> Fault:
         at = rng.random()
-        for fault, odds in zip(list(Fault)[1:], self._odds(), strict=True):
+        for fault, odds in zip(_FAULTS, self._odds(), strict=True):
             if at < odds:
                 return fault
             at -= odds
         return Fault.NONE
+
+
+NO_FAULT = Odds()
 
 
 @dataclass(slots=True)
@@ -86,9 +92,9 @@ class FaultPlan:
 
     def next(self, verb: str) -> tuple[Fault, float]:
         """The fault of this call, and its duration where that matters."""
-        odds = self.odds.get(verb, self.odds.get("*", Odds()))
         if self.healed.is_set():
             return Fault.NONE, 0.0
+        odds = self.odds.get(verb) or self.odds.get("*", NO_FAULT)
         scripted = self.script.get(verb)
         fault = scripted.pop(0) if scripted else odds.draw(self.rng)
         self.counts[verb, fault] = self.counts.get((verb, fault), 0) + 1
@@ -123,9 +129,8 @@ class _Faulty:
 def _answers_later(verb: Any) -> bool:
     if not callable(verb):
         return False
-    return inspect.iscoroutinefunction(verb) or str(
-        inspect.signature(verb).return_annotation
-    ).startswith("Awaitable")
+    returns = getattr(verb, "__annotations__", {}).get("return")
+    return inspect.iscoroutinefunction(verb) or str(returns).startswith("Awaitable")
 
 
 async def _disturbed(plan: FaultPlan, verb: str, call: Callable[[], Awaitable[T]]) -> T:
