@@ -2,6 +2,9 @@
 PYTHON ?= python3
 # Hundreds of interpreters start in a test run: each would compile anew what it imports.
 unexport PYTHONDONTWRITEBYTECODE
+# Another order of sets for each run; a failed seed of the simulation needs it to be repeated.
+PYTHONHASHSEED ?= $(shell $(PYTHON) -c 'import random; print(random.randrange(1, 2**32))')
+export PYTHONHASHSEED := $(PYTHONHASHSEED)
 VENV := .venv
 BIN := $(VENV)/bin
 ARGS ?=
