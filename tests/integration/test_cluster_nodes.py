@@ -18,6 +18,8 @@ SEED = 13
 ALONE: dict[str, str] = {}
 PEOPLE = dict.fromkeys(("ann", "bob", "cal"))
 """Through NGINX."""
+PAUSE_SECONDS_MAX = 1.0
+"""Of people whose node lives."""
 
 
 async def test_two_people_on_different_nodes_talk_in_one_order(tmp_path: Path) -> None:
@@ -36,18 +38,26 @@ async def test_two_people_on_different_nodes_talk_in_one_order(tmp_path: Path) -
 async def test_nodes_behind_nginx_are_killed_and_nobody_loses_anything(tmp_path: Path) -> None:
     """Whose node dies reconnects to another by itself; the others notice nothing."""
     count, rng = times(200), random.Random(SEED)
+    at_node = {f"s{n}": n for n in range(3)}
+    pauses: list[float] = []
     async with (
         asyncio.timeout(60 + 10 * count),
         cluster_rig(tmp_path, with_nginx=True, settings=ALONE) as rig,
-        conversation(rig, PEOPLE, SEED) as talk,
+        conversation(rig, {**PEOPLE, **at_node}, SEED) as talk,
     ):
         for _ in range(count):
-            node = rng.choice(rig.nodes)
+            number, began = rng.randrange(len(rig.nodes)), time.monotonic()
             with talk.fault("kill -9 of a node", "process"):
-                await node.kill()
-                await node.start()
+                await rig.nodes[number].kill()
+                await rig.nodes[number].start()
+                await talk.all_acked()
+            survivors = [user for user, node in at_node.items() if node != number]
+            pauses += [talk.longest_pause(user, began) for user in survivors]
             await asyncio.sleep(rng.uniform(0.0, 0.3))
-    talk.count("kill -9 of a node of three", count, SEED)
+    assert max(pauses) <= PAUSE_SECONDS_MAX, (pauses, talk.slow_answers(PAUSE_SECONDS_MAX))
+    figures = {"people at other nodes paused": f"{max(pauses):.2f} s"}
+    promises = "people at other nodes pause at most 1 s"
+    talk.count("kill -9 of a node of three", count, SEED, promises=promises, **figures)
 
 
 SERVING_SECONDS_MAX = 2.0
