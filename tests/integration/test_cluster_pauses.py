@@ -62,10 +62,13 @@ async def test_nodes_that_are_stopped_for_long_hold_nothing_and_go_on(tmp_path: 
         asyncio.timeout(120 + 10 * count),
         cluster_rig(tmp_path, nodes=NODES, settings=WITH_WEBHOOKS) as rig,
         receiving() as receiver,
-        conversation(rig, {f"p{n}": n for n in range(NODES)}, SEED, pause_seconds=0.2) as talk,
     ):
         hooked = await HookedChat.made(rig, receiver)
-        pauses = [await stop_some(rig, talk, hooked, AT_ONCE, rng) for _ in range(count // AT_ONCE)]
+        everybody = {f"p{n}": n for n in range(NODES)}
+        async with conversation(rig, everybody, SEED, pause_seconds=0.2) as talk:
+            pauses = [
+                await stop_some(rig, talk, hooked, AT_ONCE, rng) for _ in range(count // AT_ONCE)
+            ]
         await hooked.is_whole()
     assert max(pauses) <= PAUSE_SECONDS_MAX, (pauses, talk.slow_answers(PAUSE_SECONDS_MAX))
     figures = {"stopped for": f"{STOPPED_SECONDS:.0f} s", "others paused": f"{max(pauses):.2f} s"}
@@ -95,18 +98,18 @@ async def test_postgres_that_is_stopped_for_long_goes_on_and_so_does_everybody(
         asyncio.timeout(120 + 30 * count),
         cluster_rig(tmp_path, nodes=POSTGRES_NODES, settings=WITH_WEBHOOKS) as rig,
         receiving() as receiver,
-        conversation(rig, where, SEED, pause_seconds=0.2) as talk,
     ):
         hooked = await HookedChat.made(rig, receiver)
-        for number in range(count):
-            await hooked.say(number % POSTGRES_NODES)
-            with talk.fault("SIGSTOP of PostgreSQL", "durability", "history", "fanout"):
-                with postgres.stopped(rig.postgres):
-                    await asyncio.sleep(POSTGRES_STOPPED_SECONDS)
-                goes_on_at = time.monotonic()
-                await talk.acked_since(goes_on_at)
-            served += [talk.first_ack(users, goes_on_at) - goes_on_at for users in at_node]
-            await asyncio.sleep(rng.uniform(0.0, 0.3))
+        async with conversation(rig, where, SEED, pause_seconds=0.2) as talk:
+            for number in range(count):
+                await hooked.say(number % POSTGRES_NODES)
+                with talk.fault("SIGSTOP of PostgreSQL", "durability", "history", "fanout"):
+                    with postgres.stopped(rig.postgres):
+                        await asyncio.sleep(POSTGRES_STOPPED_SECONDS)
+                    goes_on_at = time.monotonic()
+                    await talk.acked_since(goes_on_at)
+                served += [talk.first_ack(users, goes_on_at) - goes_on_at for users in at_node]
+                await asyncio.sleep(rng.uniform(0.0, 0.3))
         await hooked.is_whole()
     assert max(served) <= SERVING_SECONDS_MAX, served
     figures = {
