@@ -299,7 +299,7 @@ class PostgresStore:
                 if not _is_of_one_send(error):
                     raise
                 return await self._append_one_by_one(connection, drafts, error)
-            self._notifications.announce()
+            self._notifications.announce(len(group.asked))
             for chat_id, code in settle(group, row):
                 lost = code == NO_COUNTER
                 (telemetry.counter_corruption if lost else telemetry.duplicate_sequence)(chat_id)
