@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 import socket
 import time
 from collections.abc import AsyncIterator, Sequence
@@ -123,7 +124,10 @@ def test_failure_of_the_chat_store_is_no_strike_of_the_endpoint() -> None:
     policies = with_webhooks(Policies())
     assert policies.lookup(JOB_TYPE, Reason.TRANSPORT_UNAVAILABLE).strike
     assert not policies.lookup(JOB_TYPE, Reason.TRANSPORT_UNAVAILABLE).feeds_breaker
-    assert not policies.lookup(JOB_TYPE, Reason.DEPENDENCY_FAILURE).strike
+    ours = policies.lookup(JOB_TYPE, Reason.DEPENDENCY_FAILURE)
+    assert not ours.strike and not ours.feeds_breaker
+    pauses = [ours.delay(attempt, random.Random(attempt)) for attempt in (1, 2, 100)]
+    assert pauses == [pytest.approx(seconds, rel=0.1) for seconds in (1, 2, 30)]
     assert policies.lookup("Order", Reason.HANDLER_EXCEPTION) == Policies().lookup(
         "Order", Reason.HANDLER_EXCEPTION
     )

@@ -38,6 +38,8 @@ if TYPE_CHECKING:
 
 _encode = msgspec.json.Encoder().encode
 _PARKED_AGAIN_SECONDS = 1.0
+_STORE_RETRY_SECONDS_MAX = 30.0
+"""How long a delivery waits at most after a failure of our own stores."""
 ERROR_LENGTH_MAX = 300
 
 
@@ -109,12 +111,20 @@ def draft_of(notice: DeliveryNotice) -> JobDraft:
 
 def with_webhooks(policies: Policies) -> Policies:
     """The policies plus webhooks' own: an endpoint's failures are strikes and open no
-    breaker. Failures of our own store stay no strike.
+    breaker.
+
+    Failures of our own stores are no strikes. They are retried like those of the job
+    store, which is often the same database: after about a second, then with growing
+    pauses, because the others may be down while the job store works.
     """
-    for reason in Reason:
-        if reason is not Reason.DEPENDENCY_FAILURE:
-            policies = policies.with_type(JOB_TYPE, reason, strike=True, feeds_breaker=False)
-    return policies
+    policies = policies.with_type(JOB_TYPE, strike=True, feeds_breaker=False)
+    return policies.with_type(
+        JOB_TYPE,
+        Reason.DEPENDENCY_FAILURE,
+        strike=False,
+        base_seconds=policies.store_retry_seconds / 2,
+        cap_seconds=_STORE_RETRY_SECONDS_MAX,
+    )
 
 
 async def recall_paces(endpoints: WebhookEndpoints, paces: Paces) -> None:
