@@ -10,16 +10,17 @@ import pytest
 from store_rigs import ANN, create
 
 from holdfast import telemetry
-from holdfast.clock import timestamp
+from holdfast.clock import Clock, timestamp
 from holdfast.errors import Unavailable
 from holdfast.eventlog.contract import LogLost, Position
 from holdfast.eventlog.memory import MemoryEventLog
-from holdfast.fanout.job_reader import BATCH, CLOCKS_DIFFER_SECONDS, JobReader
+from holdfast.fanout.job_reader import BATCH, CLOCKS_DIFFER_SECONDS, REST_SECONDS, JobReader
 from holdfast.message import Draft, LogEntry, Message, Page
 from holdfast.store.memory import MemoryStore
 from holdfast.work.inspection import Query
 from holdfast.work.job import JobDraft
 from holdfast.work.sqlite.store import MemoryWork
+from proof.virtual_loop import LoopClock
 
 
 class SetClock:
@@ -78,8 +79,13 @@ class Reader(JobReader):
 
 
 class Rig:
-    def __init__(self) -> None:
-        self.clock, self.store, self.log, self.jobs = SetClock(), Store(), Log(), MemoryWork()
+    def __init__(self, clock: Clock | None = None) -> None:
+        self.clock, self.store, self.log, self.jobs = (
+            clock or SetClock(),
+            Store(),
+            Log(),
+            MemoryWork(),
+        )
         self.store.on_commit(self.log.committed)
 
     def reader(self) -> Reader:
@@ -239,9 +245,8 @@ async def test_reader_does_not_read_again_to_learn_that_it_is_at_the_end() -> No
 
 
 async def _quiet() -> None:
-    """Until nothing moves: everything here is in memory."""
-    for _ in range(100):
-        await asyncio.sleep(0)
+    """Until nothing moves, not even a reader that rests."""
+    await asyncio.sleep(2 * REST_SECONDS)
 
 
 async def test_moment_does_not_move_while_the_reader_lags() -> None:
@@ -254,3 +259,22 @@ async def test_moment_does_not_move_while_the_reader_lags() -> None:
     assert await rig.jobs.reader_offset("webhooks.moment") == began
     await reader.advance(position)
     assert await rig.jobs.reader_offset("webhooks.moment") == int(rig.clock.now() * 1000)
+
+
+async def test_busy_log_is_read_in_batches_and_a_quiet_one_at_once() -> None:
+    rig = Rig(LoopClock())
+    await create(rig.store, chat_id="chat_a")
+    reader = rig.reader()
+    running = asyncio.create_task(reader.run())
+    await asyncio.sleep(1)
+    before = rig.log.reads
+    for n in range(200):
+        await rig.send("chat_a", f"busy-{n}")
+        await asyncio.sleep(0.001)
+    await asyncio.sleep(1)
+    assert rig.log.reads - before <= 10, "200 commits in 0.2 s"
+    assert len(await rig.made()) == 200
+    await rig.send("chat_a", "quiet")
+    await asyncio.sleep(0.001)
+    assert len(await rig.made()) == 201
+    running.cancel()

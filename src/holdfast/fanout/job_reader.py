@@ -38,6 +38,10 @@ from holdfast.work.job import JobDraft
 BATCH = 500
 UNMARKED_MAX = 10_000
 """How many entries without jobs a crash may make it read again."""
+REST_SECONDS = 0.025
+"""From one batch to the next, unless the first was full. A batch is several statements,
+whatever its size, and a busy log grows hundreds of times a second.
+"""
 HELD_POLL_SECONDS = 0.2
 """How often a node without the reader's lease asks whether it has it now."""
 CLOCKS_DIFFER_SECONDS = 120.0
@@ -115,9 +119,11 @@ class JobReader(ABC):
             try:
                 position = await self.begin()
                 while self.is_held():
+                    rested_at = self._clock.monotonic() + REST_SECONDS
                     position = await self.advance(position)
                     if self._is_at_end:
                         await self._log.wait(position)
+                        await asyncio.sleep(max(0.0, rested_at - self._clock.monotonic()))
             except VersionConflict:
                 telemetry.log.info("fanout.reader_overtaken", reader=self.reader)
 
