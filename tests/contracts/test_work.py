@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import apsw
+import asyncpg
 import pytest
 from work_rigs import (
     WORK_STORES,
@@ -16,9 +17,11 @@ from work_rigs import (
     draft,
     embedded_work,
     opener_of,
+    postgres_work,
     steps_of,
 )
 
+from engines import Server
 from holdfast.errors import NotFound, Unavailable, VersionConflict
 from holdfast.work.contract import (
     Child,
@@ -41,6 +44,8 @@ from holdfast.work.job import (
     Stage,
     State,
 )
+from holdfast.work.postgres.session import SQL as POSTGRES
+from holdfast.work.sqlite.verbs import SQL as SQLITE
 
 
 @pytest.fixture(params=WORK_STORES)
@@ -668,6 +673,50 @@ async def test_stats_count_states_reasons_attempts_and_times(opened: Opener) -> 
         )
         assert stats.next_due_at is not None and stats.next_due_at == stats.last_due_at
         assert 3600 - 0.001 <= stats.oldest_age_seconds <= oldest + 0.001
+
+
+async def test_dead_letters_are_counted_by_reason(opened: Opener) -> None:
+    """None: buried by an operator before they ever failed."""
+    async with opened() as o:
+        assert await o.store.dead_counts() == {}
+        seqs = await o.store.enqueue([draft(None) for _ in range(6)])
+        manual = await ManualWorker.join(o.store, policies=Policies())
+        await manual.turn()
+        invalid = [manual.failure(seq, Reason.VALIDATION_FAILURE) for seq in seqs[:2]]
+        await manual.turn(failed=[*invalid, manual.failure(seqs[2], Reason.THROTTLED)])
+        expired = Failure(Reason.TIMEOUT_EXCEEDED, "Expired", "it waited too long")
+        await o.store.bury(seqs[2:4], by="ann", why="not needed")
+        await o.store.bury(seqs[4:5], by="holdfast", why="too old", failure=expired)
+        invalid_now = {Reason.VALIDATION_FAILURE: 2}
+        others = {Reason.THROTTLED: 1, Reason.TIMEOUT_EXCEEDED: 1, None: 1}
+        assert await o.store.dead_counts() == {**invalid_now, **others}
+        stats = await o.store.stats()
+        assert (stats.dead, stats.dead_by_reason) == (5, {**invalid_now, **others})
+
+        again = Query(reason=Reason.VALIDATION_FAILURE)
+        assert await o.store.replay(again, limit=1, by="ann", why="repaired") == 1
+        assert await o.store.dead_counts() == {Reason.VALIDATION_FAILURE: 1, **others}
+        assert await o.store.discard(Query(), limit=9, by="ann", why="seen") == 4
+        assert await o.store.dead_counts() == {}
+        assert (await o.store.stats()).dead == 0
+
+
+async def test_count_of_dead_letters_reads_their_index_alone(
+    tmp_path: Path, postgres_server: Server
+) -> None:
+    """It runs every few seconds on every node, and nothing bounds dead letters."""
+    async with embedded_work(tmp_path / "work.db") as o, o.store.transaction() as db:  # type: ignore[attr-defined]
+        plan = db.execute(f"EXPLAIN QUERY PLAN {SQLITE['dead_counts']}").fetchall()
+        assert [row[3] for row in plan] == ["SCAN dead USING COVERING INDEX dead_reason"]
+    async with postgres_work(postgres_server.url):
+        connection = await asyncpg.connect(postgres_server.url)
+        try:
+            await connection.execute("SET enable_seqscan = off")
+            await connection.execute("SET enable_bitmapscan = off")
+            plan = await connection.fetch(f"EXPLAIN {POSTGRES['dead_counts']}")
+        finally:
+            await connection.close()
+        assert any("Index Only Scan using dead_reason" in row[0] for row in plan)
 
 
 async def test_oldest_age_leaves_out_jobs_that_wait_on_purpose(opened: Opener) -> None:

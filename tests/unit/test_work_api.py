@@ -59,6 +59,7 @@ async def test_operator_sees_waiting_jobs_and_why(tmp_path: Path) -> None:
         assert (one["payload"], one["trace"]) == ('{"n":1}', "trace")
         stats = (await rest.ask("GET", "/admin/jobs/stats", key)).json()
         assert (stats["by_state"], stats["dead"]) == ({"retry": 1, "held": 2}, 1)
+        assert stats["dead_by_reason"] == {"validation_failure": 1}
         (stream,) = (await rest.ask("GET", "/admin/jobs/streams", key)).json()["streams"]
         assert (stream["stream"], stream["head"], stream["waiting"]) == ("s", seqs[0], 2)
         (dead,) = (await rest.ask("GET", "/admin/jobs/dead", key)).json()["jobs"]

@@ -19,7 +19,7 @@ from holdfast.clock import timestamp
 from holdfast.errors import InvalidMessage, NotFound
 from holdfast.message import SEQUENCE_MAX
 from holdfast.work.contract import WorkStore
-from holdfast.work.inspection import BlockedStream, JobEntry, Query
+from holdfast.work.inspection import BlockedStream, JobEntry, Query, by_name
 from holdfast.work.job import NAME_LENGTH_MAX, State
 from holdfast.work.job import Reason as JobReason
 
@@ -167,6 +167,7 @@ class StatsView(Struct, frozen=True):
     by_reason: Mapping[str, int]
     by_attempt: Mapping[str, int]
     dead: int
+    dead_by_reason: Mapping[str, int]
     poison_candidates: int
     scheduled: int
     next_due_at: str | None
@@ -257,9 +258,10 @@ async def get_job_stats(deps: ApiDeps, call: Call) -> Answer:
     return Answer(
         StatsView(
             {state.name.lower(): n for state, n in stats.by_state.items()},
-            {reason.name.lower(): n for reason, n in stats.by_reason.items()},
+            by_name(stats.by_reason),
             {str(attempt): n for attempt, n in stats.by_attempt.items()},
             stats.dead,
+            by_name(stats.dead_by_reason),
             stats.poison_candidates,
             stats.scheduled,
             _when(stats.next_due_at),

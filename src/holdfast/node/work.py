@@ -37,7 +37,7 @@ from holdfast.webhooks.parts import WebhookParts, WorkParts, WorkSettings
 from holdfast.webhooks.reader import WebhookReader
 from holdfast.work.contract import WorkStore
 from holdfast.work.handlers import Handlers
-from holdfast.work.inspection import Stats
+from holdfast.work.inspection import Stats, by_name
 from holdfast.work.job import Policies
 from holdfast.work.worker import Worker, WorkerSettings
 
@@ -231,8 +231,7 @@ class _Gauges:
 
 def _show(stats: Stats, breakers: int) -> None:
     by_state = {state.name.lower(): count for state, count in stats.by_state.items()}
-    by_reason = {reason.name.lower(): count for reason, count in stats.by_reason.items()}
-    telemetry.work_counts(by_state, by_reason, breakers)
+    telemetry.work_counts(by_state, by_name(stats.by_reason), breakers)
     telemetry.work_schedule(stats.by_attempt, stats.next_due_at, stats.last_due_at)
     telemetry.work_totals(
         stats.dead,

@@ -36,6 +36,7 @@ from holdfast.work.job import (
     FailureVerdict,
     Job,
     JobDraft,
+    Reason,
 )
 
 PER_BACKLOG = 64
@@ -376,6 +377,12 @@ class WorkStore(Protocol):
     async def stats(self, parked: Collection[str] = ()) -> Stats:
         """Reads every job. ``parked``: destinations whose jobs wait on purpose, and do
         not count in ``oldest_age_seconds``.
+        """
+        ...
+
+    async def dead_counts(self) -> Mapping[Reason | None, int]:
+        """How many dead letters there are, by reason; None: buried without a failure.
+        Reads an index of the reasons, never a letter.
         """
         ...
 

@@ -11,6 +11,8 @@ from typing import Any, NamedTuple
 from holdfast.work.job import Block, Reason, State, reason_of
 
 POISON_CANDIDATE_ATTEMPTS = 10
+BURIED = "buried"
+"""What stands for the reason of a dead letter that never failed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,6 +135,7 @@ class Stats:
     by_reason: Mapping[Reason, int]
     by_attempt: Mapping[int, int]
     dead: int
+    dead_by_reason: Mapping[Reason | None, int]
     poison_candidates: int
     scheduled: int
     next_due_at: float | None
@@ -141,8 +144,14 @@ class Stats:
     blocked_streams: int
 
     @classmethod
-    def counted(cls, groups: Iterable[Group], dead: int, blocked: int, now: float) -> Stats:
-        """From one pass over all jobs."""
+    def counted(
+        cls,
+        groups: Iterable[Group],
+        dead: Mapping[Reason | None, int],
+        blocked: int,
+        now: float,
+    ) -> Stats:
+        """From one pass over all jobs; ``dead`` as ``WorkStore.dead_counts``."""
         by_state, by_reason, by_attempt = Counter[State](), Counter[Reason](), Counter[int]()
         oldest, due = now, list[float]()
         for group in groups:
@@ -160,6 +169,7 @@ class Stats:
             by_state,
             by_reason,
             by_attempt,
+            sum(dead.values()),
             dead,
             poison,
             scheduled=by_state[State.RETRY],
@@ -168,6 +178,13 @@ class Stats:
             oldest_age_seconds=now - oldest,
             blocked_streams=blocked,
         )
+
+
+def by_name(counts: Mapping[Reason, int] | Mapping[Reason | None, int]) -> dict[str, int]:
+    """Counts by reason with the words that operators see."""
+    return {
+        BURIED if reason is None else reason.name.lower(): count for reason, count in counts.items()
+    }
 
 
 class WaitingJobs(NamedTuple):

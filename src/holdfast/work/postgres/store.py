@@ -29,7 +29,7 @@ from holdfast.work.inspection import (
     Stats,
     WaitingJobs,
 )
-from holdfast.work.job import Failure, JobDraft, check_seq, check_seqs, reason_of
+from holdfast.work.job import Failure, JobDraft, Reason, check_seq, check_seqs, reason_of
 from holdfast.work.outbox import ENQUEUE, arguments
 from holdfast.work.postgres.encoding import block_of
 from holdfast.work.postgres.errors import reaching, translated
@@ -247,7 +247,12 @@ class PostgresWork:
     async def stats(self, parked: Collection[str] = ()) -> Stats:
         groups = [Group._make(row) for row in await self._fetch("groups", list(parked))]
         (total,) = await self._fetch("totals")
-        return Stats.counted(groups, total["dead"], total["blocked"], total["now"])
+        dead = await self.dead_counts()
+        return Stats.counted(groups, dead, total["blocked"], total["now"])
+
+    async def dead_counts(self) -> Mapping[Reason | None, int]:
+        rows = await self._fetch("dead_counts")
+        return {reason_of(row["reason"]): row["jobs"] for row in rows}
 
     async def open_breakers(self) -> Sequence[OpenBreaker]:
         rows = await self._fetch("open_breakers")

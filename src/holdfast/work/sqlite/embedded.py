@@ -39,7 +39,16 @@ from holdfast.work.inspection import (
     Stats,
     WaitingJobs,
 )
-from holdfast.work.job import PARTITIONS, Failure, Job, JobDraft, check_seq, check_seqs, reason_of
+from holdfast.work.job import (
+    PARTITIONS,
+    Failure,
+    Job,
+    JobDraft,
+    Reason,
+    check_seq,
+    check_seqs,
+    reason_of,
+)
 from holdfast.work.sqlite import verbs
 
 T = TypeVar("T")
@@ -252,6 +261,9 @@ class EmbeddedWork:
     async def stats(self, parked: Collection[str] = ()) -> Stats:
         return await self._read(lambda db: _stats(db, self._clock.now(), parked))
 
+    async def dead_counts(self) -> Mapping[Reason | None, int]:
+        return await self._read(_dead_counts)
+
     async def open_breakers(self) -> Sequence[OpenBreaker]:
         now = self._clock.now()
         return await self._read(
@@ -417,6 +429,10 @@ def _blocked(row: Any) -> BlockedStream:
 
 
 def _stats(db: apsw.Connection, now: float, parked: Collection[str]) -> Stats:
-    dead, blocked = db.execute(SQL["totals"]).fetchone() or (0, 0)
     groups = db.execute(SQL["groups"], (json.dumps(list(parked)),))
-    return Stats.counted(map(Group._make, groups), dead, blocked, now)
+    blocked = db.execute(SQL["blocked"]).get
+    return Stats.counted(map(Group._make, groups), _dead_counts(db), blocked, now)
+
+
+def _dead_counts(db: apsw.Connection) -> Mapping[Reason | None, int]:
+    return {reason_of(reason): count for reason, count in db.execute(SQL["dead_counts"])}
