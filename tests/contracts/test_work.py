@@ -21,7 +21,7 @@ from work_rigs import (
     steps_of,
 )
 
-from engines import Server
+from engines import Server, postgres
 from holdfast.errors import NotFound, Unavailable, VersionConflict
 from holdfast.work.contract import (
     Child,
@@ -699,6 +699,21 @@ async def test_dead_letters_are_counted_by_reason(opened: Opener) -> None:
         assert await o.store.discard(Query(), limit=9, by="ann", why="seen") == 4
         assert await o.store.dead_counts() == {}
         assert (await o.store.stats()).dead == 0
+
+
+async def test_cancelled_read_does_not_wait_for_a_postgres_that_hangs(
+    postgres_server: Server,
+) -> None:
+    """A status, and a request with a deadline, are answered without it."""
+    async with postgres_work(postgres_server.url) as o:
+        assert await o.store.dead_counts() == {}
+        with postgres.stopped(postgres_server):
+            began = time.monotonic()
+            with pytest.raises(TimeoutError):
+                async with asyncio.timeout(0.1):
+                    await o.store.dead_counts()
+            assert time.monotonic() - began < 1
+        assert await o.store.dead_counts() == {}
 
 
 async def test_count_of_dead_letters_reads_their_index_alone(

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -24,6 +24,7 @@ from holdfast.drivers.postgres import (
     addresses,
     connect,
     driver_text,
+    end_at_once,
     reason,
     refuse_shared_sessions,
 )
@@ -140,7 +141,7 @@ class Database:
                 try:
                     yield connection
                 except (*CUT_OFF, asyncio.CancelledError):
-                    _end(connection)  # returning it to the pool would wait for it
+                    end_at_once(connection)  # returning it to the pool would wait for it
                     raise
         except FOREIGN as error:
             raise self._use.unavailable(error, what) from error
@@ -158,7 +159,7 @@ class Database:
                 yield connection
             except asyncio.CancelledError:
                 # no round trip for a rollback: the server rolls back a lost client
-                _end(connection)
+                end_at_once(connection)
                 raise
             except BaseException:
                 if not connection.is_closed():
@@ -169,7 +170,7 @@ class Database:
             except asyncpg.IntegrityConstraintViolationError:
                 raise
             except FOREIGN as error:
-                _end(connection)
+                end_at_once(connection)
                 raise OutcomeUnknown(
                     "the commit was not confirmed; repeat the call with the same key to find out"
                 ) from error
@@ -224,7 +225,7 @@ class Database:
         try:
             await check(connection)
         except BaseException:
-            _end(connection)
+            end_at_once(connection)
             raise
         return connection
 
@@ -233,9 +234,3 @@ def _looked_after(settings: PostgresSettings) -> dict[str, str]:
     return {
         "idle_in_transaction_session_timeout": milliseconds(settings.timeout_seconds),
     }
-
-
-def _end(connection: Any) -> None:
-    """Close at once, without a round trip. The server may have closed it already."""
-    with suppress(asyncpg.InterfaceError):
-        connection.terminate()

@@ -14,7 +14,7 @@ from typing import Any, cast
 
 from holdfast import telemetry
 from holdfast.clock import SystemClock
-from holdfast.drivers.postgres import pool, refuse_shared_sessions
+from holdfast.drivers.postgres import end_at_once, pool, refuse_shared_sessions
 from holdfast.drivers.postgres_schema import VERSIONS_AHEAD_MAX
 from holdfast.drivers.statements import functions, migrations
 from holdfast.errors import BadSetting, NotFound, StateCorrupted
@@ -268,7 +268,11 @@ class PostgresWork:
     async def _connection(self) -> AsyncIterator[Any]:
         await self._prepare()
         async with self._pools.calls.acquire() as connection:
-            yield connection
+            try:
+                yield connection
+            except asyncio.CancelledError:
+                end_at_once(connection)  # returning it to the pool would wait for it
+                raise
 
     async def _prepare(self) -> None:
         """Bring the schema up to date, once, and claim it for this server."""
