@@ -37,6 +37,8 @@ from holdfast.store.sqlite import SqliteStore
 from holdfast.streaming.reply import ReplyBegin
 from holdfast.streaming.reply_log.sqlite import RepliesFile
 from holdfast.streaming.usage_store.contract import RunUsage, UsageKey, UsageQuery
+from holdfast.work.job import Failure, JobDraft, Reason
+from holdfast.work.sqlite import SqliteWork
 
 
 @asynccontextmanager
@@ -297,6 +299,29 @@ async def test_status_is_answered_while_the_log_cannot_be_read(
         monkeypatch.setattr(SqliteEventLog, "lag", unavailable)
         answer = await client.get("/admin/status", headers=bearer(admin_key_of(node)))
         assert (answer.status_code, answer.json()["fanout_lag"]) == (200, None)
+
+
+async def test_status_counts_dead_letters_of_jobs_by_reason(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def unavailable(self: SqliteWork) -> dict[Reason | None, int]:
+        raise Unavailable("the server's files are damaged")
+
+    async with serving_node(tmp_path / "state") as (node, client):
+        jobs, admin = node._work.jobs, bearer(admin_key_of(node))
+        seqs = await jobs.enqueue([JobDraft("later", b"{}", delay_seconds=3600)] * 3)
+        expired = Failure(Reason.TIMEOUT_EXCEEDED, "Expired", "it waited too long")
+        await jobs.bury(seqs[:2], by="holdfast", why="too old", failure=expired)
+        await jobs.bury(seqs[2:], by="ann", why="not needed")
+        status = (await client.get("/admin/status", headers=admin)).json()
+        counts = {"timeout_exceeded": 2, "buried": 1}
+        assert status["dead_by_reason"] == {"fanout": {}, "jobs": counts}
+        assert status["unknown"] == []
+
+        monkeypatch.setattr(SqliteWork, "dead_counts", unavailable)
+        status = (await client.get("/admin/status", headers=admin)).json()
+        assert status["dead_by_reason"] == {"fanout": {}, "jobs": None}
+        assert status["unknown"] == ["dead_letters_of_jobs"]
 
 
 async def test_status_names_the_full_disk_of_replies_until_there_is_room(

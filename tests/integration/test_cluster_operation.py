@@ -336,7 +336,8 @@ async def test_idle_node_whose_postgres_hangs_is_soon_not_ready_and_still_tells_
             shown = await asyncio.to_thread(status_of, rig, 0)
             assert time.monotonic() - began <= 5, "all of it, each part within its time"
             assert found["ready"] is False and found["dependencies"]["store"] == "down"
-            assert found["unknown"] == ["halted_chats", "dead_letters", "nodes", "fanout_lag"]
+            letters = ["dead_letters_of_fanout", "dead_letters_of_jobs"]
+            assert found["unknown"] == ["halted_chats", *letters, "nodes", "fanout_lag"]
             assert "in time" in found["trouble"]["store"]
             assert "problem: PostgreSQL does not answer" in shown.stderr
         assert await ready_is(node, 200) <= RETURN_SEEN_SECONDS_MAX

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from holdfast.api import alerts as api
-from holdfast.cli.alerts import SILENCE_SECONDS_MAX, problem_lines, seconds_of
+from holdfast.cli.alerts import REASONS_SHOWN, SILENCE_SECONDS_MAX, problem_lines, seconds_of
 from holdfast.errors import InvalidMessage
 
 ALERT = {
@@ -28,7 +28,7 @@ def lines(**status: Any) -> list[str]:
 
 def test_server_without_trouble_has_no_line() -> None:
     disk = {"bytes": 100_000_000_000, "free_bytes": 10_000_000_000}
-    dead = {"fanout": {}, "jobs": 0}
+    dead = {"fanout": {}, "jobs": {}}
     assert lines(alerts=[], pending=[], halted_chats=None, dead_by_reason=dead, disk=disk) == []
     found = lines(unknown=["halted_chats", "nodes"])
     assert found == ["unknown, because the store did not say in time: halted_chats, nodes"]
@@ -61,16 +61,36 @@ def test_alert_that_follows_from_another_is_shown_under_it() -> None:
 
 def test_dead_letters_and_a_full_disk_have_their_lines() -> None:
     found = lines(
-        dead_by_reason={"fanout": {"undecodable": 2, "event": 1}, "jobs": 4},
+        dead_by_reason={
+            "fanout": {"event": 1, "undecodable": 2},
+            "jobs": {"buried": 1, "poison_message": 3, "throttled": 1200},
+        },
         disk={"bytes": 100_000_000_000, "free_bytes": 9_000_000_000},
     )
-    assert found[0].startswith("dead letters of fanout: 2 undecodable, 1 event")
-    assert found[1].startswith("dead letters of jobs: 4")
+    assert found[:2] == [
+        "dead letters of fanout: 2 undecodable, 1 event; `holdfast dead ls --of fanout` lists them",
+        "dead letters of jobs: 1200 throttled, 3 poison_message, 1 buried; `holdfast dead ls"
+        " --of jobs` lists them",
+    ]
     assert found[2] == "disk: 9.0 GB of 100 GB are left"
     (small,) = lines(disk={"bytes": 64_000_000, "free_bytes": 1_200_000})
     assert small == "disk: 1.2 MB of 64 MB are left"
     (none,) = lines(disk={"bytes": 64_000_000, "free_bytes": 0})
     assert none == "disk: 0 MB of 64 MB are left"
+
+
+def test_dead_letters_of_an_unavailable_store_are_unknown_and_not_none() -> None:
+    found = lines(dead_by_reason={"fanout": None, "jobs": None}, unknown=["dead_letters_of_jobs"])
+    assert found == ["unknown, because the store did not say in time: dead_letters_of_jobs"]
+
+
+def test_line_of_many_reasons_is_bounded_and_keeps_the_most_frequent() -> None:
+    reasons = {f"reason_{n}": n for n in range(1, 1001)}
+    (line,) = lines(dead_by_reason={"fanout": reasons, "jobs": {}})
+    assert line.startswith("dead letters of fanout: 1000 reason_1000, 999 reason_999, ")
+    last = 1001 - REASONS_SHOWN
+    others = sum(range(1, last))
+    assert f", {last} reason_{last}, {others} of other reasons; `holdfast" in line
 
 
 @pytest.mark.parametrize(

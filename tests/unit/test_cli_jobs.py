@@ -10,9 +10,10 @@ import pytest
 
 from holdfast.cli import jobs, output
 from holdfast.cli.context import CliContext
-from holdfast.cli.jobs import _in_portions, _one_by_one, _portions, _show_acts
+from holdfast.cli.jobs import _in_portions, _one_by_one, _portions, _row, _show_acts
 from holdfast.cli.rest import RestClient
 from holdfast.errors import NotFound
+from holdfast.work.inspection import BURIED
 
 
 def test_job_that_dies_again_is_replayed_once() -> None:
@@ -113,6 +114,22 @@ def test_terminal_folds_free_text_only(
     assert len(lines) == 1 + 300 // output.FOLDED_MIN
     assert output.fit_columns(("job", "error"), [4, 300], 80) == [4, 74]
     assert output.fit_columns(("job", "error"), [4, 10], 80) == [4, 10]
+
+
+@pytest.mark.parametrize(
+    ("job", "shown"),
+    [
+        ({"dead_at": "2026-01-01"}, BURIED),
+        ({"dead_at": "2026-01-01", "reason": "throttled"}, "throttled"),
+        ({"due_at": "2026-01-01"}, "–"),
+    ],
+)
+def test_dead_letter_without_failure_has_the_word_of_the_counts(
+    job: dict[str, Any], shown: str
+) -> None:
+    known = {"seq": 1, "type": "T", "stream": None, "state": "s", "attempt": 0, "error": ""}
+    why = {"due_at": None, "dead_at": None, "reason": None, "reasons": []}
+    assert _row({**known, **why, **job})[5] == shown
 
 
 def test_acts_are_shown_with_how_to_read_on(capsys: pytest.CaptureFixture[str]) -> None:

@@ -17,6 +17,7 @@ alerts = group("What is wrong, and who hears of it.")
 
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 DISK_LEFT_MIN = 0.1
+REASONS_SHOWN = 10
 TEST_SECONDS_MAX = 120.0
 SILENCE_SECONDS_MAX = 30 * _UNITS["d"]
 """As the server has it."""
@@ -155,16 +156,23 @@ def problem_lines(status: Mapping[str, Any]) -> Iterator[str]:
     if halted["count"]:
         shown = ", ".join(f"{chat['chat_id']} ({chat['why']})" for chat in halted["chats"][:3])
         yield f"{halted['count']} halted chats: {shown}; `holdfast chat ls --halted` lists them"
-    dead = status.get("dead_by_reason") or {"fanout": {}, "jobs": 0}
-    if dead["fanout"]:
-        reasons = ", ".join(f"{count} {reason}" for reason, count in dead["fanout"].items())
-        yield f"dead letters of fanout: {reasons}; `holdfast dead ls` lists them"
-    if dead["jobs"]:
-        yield f"dead letters of jobs: {dead['jobs']}; `holdfast jobs dead` lists them"
+    for kind, counts in status.get("dead_by_reason", {}).items():
+        if counts:
+            reasons = ", ".join(_reasons(counts))
+            yield f"dead letters of {kind}: {reasons}; `holdfast dead ls --of {kind}` lists them"
     disk = status.get("disk") or {"bytes": 0, "free_bytes": 0}
     if disk["bytes"] and disk["free_bytes"] < DISK_LEFT_MIN * disk["bytes"]:
         left, size = size_text(disk["free_bytes"]), size_text(disk["bytes"])
         yield f"disk: {left} of {size} are left"
+
+
+def _reasons(counts: Mapping[str, int]) -> Iterator[str]:
+    """The most frequent first; those beyond ``REASONS_SHOWN`` as one number."""
+    ordered = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
+    for reason, count in ordered[:REASONS_SHOWN]:
+        yield f"{count} {reason}"
+    if others := sum(count for _, count in ordered[REASONS_SHOWN:]):
+        yield f"{others} of other reasons"
 
 
 def _name(alert: Mapping[str, Any]) -> str:

@@ -36,7 +36,7 @@ def report_jobs(context: CliContext, path: str, asked: dict[str, Any], *, empty:
 
 def _row(job: dict[str, Any]) -> tuple[Any, ...]:
     due = (job["due_at"] or job["dead_at"] or "–")[:19]
-    reasons = " > ".join(job["reasons"]) or job["reason"] or "–"
+    reasons = " > ".join(job["reasons"]) or job["reason"] or ("buried" if job["dead_at"] else "–")
     named = (job["seq"], job["type"], job["stream"] or "–", job["state"], job["attempt"], reasons)
     return (*named, due, (job["error"] or "")[:60])
 

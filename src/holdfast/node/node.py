@@ -75,6 +75,7 @@ from holdfast.store.nodes.contract import NodeRecord
 from holdfast.streaming.assistants.replying import AssistantDeps
 from holdfast.webhooks.parts import WorkParts
 from holdfast.wire.frames import Presence
+from holdfast.work.inspection import by_name
 
 
 class Node:
@@ -447,16 +448,25 @@ class Node:
 
     async def _status(self, alerts: NodeAlerts) -> Mapping[str, Any]:
         readiness, samples = self._readiness(), telemetry.samples(GAUGES_SHOWN)
-        halted, dead, nodes, lag = await asyncio.gather(
+        halted, dead, dead_jobs, nodes, lag = await asyncio.gather(
             soon(self._halted(HALTED_SHOWN)),
             soon(overview(self.engines.dead_letters)),
+            soon(self._work.jobs.dead_counts()),
             soon(living_nodes(self.engines.nodes)),
             soon(self._lag()),
         )
-        found = {"halted_chats": halted, "dead_letters": dead, "nodes": nodes, "fanout_lag": lag}
+        found = {
+            "halted_chats": halted,
+            "dead_letters_of_fanout": dead,
+            "dead_letters_of_jobs": dead_jobs,
+            "nodes": nodes,
+            "fanout_lag": lag,
+        }
         by_reason, letters = dead or (None, ())
+        jobs_by_reason = None if dead_jobs is None else by_name(dead_jobs)
+        dead_by_reason = {"fanout": by_reason, "jobs": jobs_by_reason}
         return {
-            **wrong_first(alerts.alerts, halted, by_reason, samples),
+            **wrong_first(alerts.alerts, halted, dead_by_reason, samples),
             "unknown": [name for name, value in found.items() if value is None],
             "version": __version__,
             "node_id": self.node_id,

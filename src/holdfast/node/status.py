@@ -21,26 +21,26 @@ T = TypeVar("T")
 PART_SECONDS_MAX = 1.0
 """How long a status waits for one of its parts; it asks all of them at once."""
 HALTED_SHOWN = 10
-GAUGES_SHOWN = ("work_dead_letters", "state_disk_bytes", "state_disk_free_bytes")
+GAUGES_SHOWN = ("state_disk_bytes", "state_disk_free_bytes")
 
 
 def wrong_first(
     alerts: Sequence[AlertView],
     halted: HaltedChats | None,
-    dead_letters: Mapping[str, int] | None,
+    dead_by_reason: Mapping[str, Mapping[str, int] | None],
     samples: Samples,
 ) -> dict[str, Any]:
-    """``halted`` and ``dead_letters`` (of fanout, by reason): None if the store does
-    not say; ``samples``: of ``GAUGES_SHOWN``.
+    """``dead_by_reason``: of fanout and of jobs. None instead of ``halted`` or of the
+    counts: the store does not say. ``samples``: of ``GAUGES_SHOWN``.
     """
     firing = [alert for alert in alerts if alert.state == "firing"]
-    jobs, size, free = (int(samples.get(name, {}).get((), 0)) for name in GAUGES_SHOWN)
+    size, free = (int(samples.get(name, {}).get((), 0)) for name in GAUGES_SHOWN)
     return {
         "ok": not firing,
         "alerts": to_builtins(firing),
         "pending": to_builtins([alert for alert in alerts if alert.state == "pending"]),
         "halted_chats": to_builtins(halted),
-        "dead_by_reason": {"fanout": to_builtins(dead_letters), "jobs": jobs},
+        "dead_by_reason": to_builtins(dead_by_reason),
         "disk": {"bytes": size, "free_bytes": free},
     }
 
