@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import apsw
 import asyncpg
@@ -699,6 +699,19 @@ async def test_dead_letters_are_counted_by_reason(opened: Opener) -> None:
         assert await o.store.discard(Query(), limit=9, by="ann", why="seen") == 4
         assert await o.store.dead_counts() == {}
         assert (await o.store.stats()).dead == 0
+
+
+async def test_reason_that_only_a_newer_version_knows_is_unknown(opened: Opener) -> None:
+    """In a rolling upgrade an operator still sees the jobs, and how many died."""
+    async with opened() as o:
+        seqs = await o.store.enqueue([draft(None) for _ in range(3)])
+        newer = Failure(cast(Reason, 42), "E", "e")
+        await o.store.bury(seqs[:2], by="holdfast", why="new", failure=newer)
+        unknown = Failure(Reason.UNKNOWN, "E", "e")
+        await o.store.bury(seqs[2:], by="holdfast", why="old", failure=unknown)
+        assert (await o.store.stats()).dead_by_reason == {Reason.UNKNOWN: 3}
+        for entry in await o.store.dead(Query()):
+            assert (entry.reason, entry.reasons) == (Reason.UNKNOWN, [Reason.UNKNOWN])
 
 
 async def test_cancelled_read_does_not_wait_for_a_postgres_that_hangs(

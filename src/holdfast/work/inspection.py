@@ -50,7 +50,7 @@ class JobEntry:
         found["state"], found["reason"] = State(found["state"]), reason_of(found["reason"])
         kept = found["reasons"]
         found["reasons"] = [
-            Reason(n) for n in (json.loads(kept) if isinstance(kept, str) else kept or ())
+            reason_of(n) for n in (json.loads(kept) if isinstance(kept, str) else kept or ())
         ]
         for name in ("error_type", "error", "trace", "fingerprint", "source", "source_id"):
             found[name] = found[name] or ""
@@ -157,8 +157,8 @@ class Stats:
         for group in groups:
             oldest = min(oldest, oldest if group.oldest is None else group.oldest)
             by_state[State(group.state)] += group.jobs
-            if group.reason is not None and group.failed:
-                by_reason[Reason(group.reason)] += group.jobs
+            if (reason := reason_of(group.reason)) is not None and group.failed:
+                by_reason[reason] += group.jobs
                 by_attempt[group.attempt] += group.jobs
             if group.state == State.RETRY:
                 due += [at for at in (group.next_due, group.last_due) if at is not None]
@@ -178,6 +178,14 @@ class Stats:
             oldest_age_seconds=now - oldest,
             blocked_streams=blocked,
         )
+
+
+def counted_reasons(rows: Iterable[tuple[int | None, int]]) -> dict[Reason | None, int]:
+    """Dead letters by reason, from rows of a reason as it is stored and a count."""
+    counts = Counter[Reason | None]()
+    for reason, count in rows:
+        counts[reason_of(reason)] += count
+    return dict(counts)
 
 
 def by_name(counts: Mapping[Reason, int] | Mapping[Reason | None, int]) -> dict[str, int]:

@@ -137,8 +137,11 @@ class Reason(IntEnum):
 
 
 def reason_of(number: int | None) -> Reason | None:
-    """A reason as it is stored."""
-    return None if number is None else Reason(number)
+    """A reason as it is stored; UNKNOWN if only a newer version knows it."""
+    try:
+        return None if number is None else Reason(number)
+    except ValueError:
+        return Reason.UNKNOWN
 
 
 class OnFailure(IntEnum):

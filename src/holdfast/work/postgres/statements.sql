@@ -250,7 +250,7 @@ SELECT count(*) AS blocked, extract(epoch FROM now())::float8 AS now FROM holdfa
 
 -- name: dead_counts
 -- By the index dead_reason alone: 100,000 dead letters take 5 ms.
-SELECT reason, count(*) AS jobs FROM holdfast_work.dead GROUP BY reason
+SELECT reason, count(*) FROM holdfast_work.dead GROUP BY reason
 
 -- name: open_breakers
 SELECT type, extract(epoch FROM open_until)::float8 AS open_until, by,

@@ -28,6 +28,7 @@ from holdfast.work.inspection import (
     Query,
     Stats,
     WaitingJobs,
+    counted_reasons,
 )
 from holdfast.work.job import Failure, JobDraft, Reason, check_seq, check_seqs, reason_of
 from holdfast.work.outbox import ENQUEUE, arguments
@@ -251,8 +252,7 @@ class PostgresWork:
         return Stats.counted(groups, dead, total["blocked"], total["now"])
 
     async def dead_counts(self) -> Mapping[Reason | None, int]:
-        rows = await self._fetch("dead_counts")
-        return {reason_of(row["reason"]): row["jobs"] for row in rows}
+        return counted_reasons(tuple(row) for row in await self._fetch("dead_counts"))
 
     async def open_breakers(self) -> Sequence[OpenBreaker]:
         rows = await self._fetch("open_breakers")

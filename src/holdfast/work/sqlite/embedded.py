@@ -38,6 +38,7 @@ from holdfast.work.inspection import (
     Query,
     Stats,
     WaitingJobs,
+    counted_reasons,
 )
 from holdfast.work.job import (
     PARTITIONS,
@@ -435,4 +436,4 @@ def _stats(db: apsw.Connection, now: float, parked: Collection[str]) -> Stats:
 
 
 def _dead_counts(db: apsw.Connection) -> Mapping[Reason | None, int]:
-    return {reason_of(reason): count for reason, count in db.execute(SQL["dead_counts"])}
+    return counted_reasons(db.execute(SQL["dead_counts"]))
