@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import msgspec
 import pytest
 from credentials import admin_key_of
 from program import patched_environment
@@ -22,6 +23,7 @@ from typer.testing import CliRunner
 
 from holdfast import telemetry
 from holdfast.access.principal import USER_SCOPES
+from holdfast.api.deps import NodeStatus
 from holdfast.cli.app import app
 from holdfast.cli.context import CliContext, settings_of
 from holdfast.drivers.files import default_state_dir
@@ -313,7 +315,10 @@ async def test_status_counts_dead_letters_of_jobs_by_reason(
         expired = Failure(Reason.TIMEOUT_EXCEEDED, "Expired", "it waited too long")
         await jobs.bury(seqs[:2], by="holdfast", why="too old", failure=expired)
         await jobs.bury(seqs[2:], by="ann", why="not needed")
-        status = (await client.get("/admin/status", headers=admin)).json()
+        answer = await client.get("/admin/status", headers=admin)
+        status = answer.json()
+        assert list(status) == list(NodeStatus.__struct_fields__)
+        msgspec.json.decode(answer.content, type=NodeStatus)
         counts = {"timeout_exceeded": 2, "buried": 1}
         assert status["dead_by_reason"] == {"fanout": {}, "jobs": counts}
         assert status["unknown"] == []

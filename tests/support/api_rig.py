@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncIterator, Collection, Mapping, Sequence
+from collections.abc import AsyncIterator, Collection, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -31,6 +31,7 @@ from holdfast.api.deps import (
     ApiSettings,
     Backup,
     ClusterStatus,
+    NodeStatus,
     PresenceView,
     Readiness,
     RegistryView,
@@ -55,12 +56,15 @@ from holdfast.limits.limiter.limiter import Limiter
 from holdfast.limits.rules import Rule, RuleSet
 from holdfast.message import User
 from holdfast.node.alerts import AlertDeps, NodeAlerts
+from holdfast.node.status import wrong_first
+from holdfast.store.contract import HaltedChats
 from holdfast.store.leases.memory import MemoryLeases
 from holdfast.store.memory import MemoryStore
 from holdfast.streaming.body_bytes import BodyBytes
 from holdfast.streaming.usage_store.memory import MemoryUsage
 from holdfast.telemetry.notices import AlertSettings
 from holdfast.webhooks.alert_sinks import AlertSinks
+from holdfast.webhooks.parking import ParkedStatus
 from holdfast.webhooks.parts import WebhookParts, WorkParts
 from holdfast.webhooks.sqlite import SqliteEndpoints
 from holdfast.wire.frames import Presence
@@ -245,8 +249,30 @@ async def serving(
             [Presence(u.user_id, "online", online[u]) for u in users if u in online]
         )
 
-    async def status() -> Mapping[str, Any]:
-        return {"planes": {"durability": "up"}}
+    async def status() -> NodeStatus:
+        return NodeStatus(
+            **wrong_first([], HaltedChats(0, []), {}, None),
+            unknown=["dead_letters_of_jobs"],
+            version="1",
+            node_id="here",
+            started_at=AT,
+            ready=True,
+            dependencies=ready,
+            trouble={},
+            connections=0,
+            users=0,
+            nodes=None,
+            sends_waiting=0,
+            hot_chats={},
+            hot_messages_per_minute=100,
+            fanout_lag=0,
+            dead_letters=[],
+            issuers={},
+            limits={},
+            webhooks=ParkedStatus(),
+            replies={},
+            settings={},
+        )
 
     def readiness() -> Readiness:
         return Readiness(all(state == "up" for state in ready.values()), ready)

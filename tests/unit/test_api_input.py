@@ -7,7 +7,7 @@ import io
 import json
 import logging
 import time
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator
 from ipaddress import ip_network
 from typing import Any
 
@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from log_capture import logging_to
 
 from holdfast import telemetry
-from holdfast.api.deps import ApiSettings
+from holdfast.api.deps import ApiSettings, NodeStatus
 from holdfast.api.middleware import SECURITY_HEADERS
 from holdfast.api.routes import ENDPOINTS
 from holdfast.limits.rules import Rule
@@ -430,7 +430,7 @@ async def test_no_origin_is_allowed_unless_it_is_listed() -> None:
 
 
 async def test_a_defect_is_answered_without_its_internals() -> None:
-    async def broken() -> Mapping[str, Any]:
+    async def broken() -> NodeStatus:
         raise RuntimeError("password=hunter2 at /srv/secret/path.py")
 
     async with serving(status=broken) as rest:

@@ -29,7 +29,7 @@ from holdfast.ingest.erasure import Eraser
 from holdfast.limits.composition import LimitsParts
 from holdfast.message import User
 from holdfast.session.settings import PageSettings
-from holdfast.store.contract import ChatStore, Records
+from holdfast.store.contract import ChatStore, HaltedChats, Records
 from holdfast.store.nodes.contract import DatabaseView, LeaseView
 from holdfast.streaming.body_bytes import BodyBytes
 from holdfast.streaming.parts import StreamingParts
@@ -37,6 +37,7 @@ from holdfast.streaming.usage_store.contract import UsageStore
 from holdfast.telemetry.notices import AlertView, Silence
 from holdfast.telemetry.objectives import MeasuredObjective
 from holdfast.webhooks.alert_sinks import SinkStatus
+from holdfast.webhooks.parking import ParkedStatus
 from holdfast.webhooks.parts import WorkParts
 from holdfast.wire.frames import Presence
 
@@ -95,6 +96,51 @@ class RegistryView(Struct, frozen=True):
     engine: str
     state: str
     detail: str
+
+
+class DeadByReason(Struct, frozen=True):
+    """How many dead letters there are, by reason; null if their store does not say."""
+
+    fanout: Mapping[str, int] | None
+    jobs: Mapping[str, int] | None
+
+
+class Disk(Struct, frozen=True):
+    bytes: int
+    free_bytes: int
+
+
+class NodeStatus(Struct, frozen=True):
+    """A node, first what is wrong with it. ``unknown``: what is null because its store
+    did not answer in time. ``dead_letters``: the newest of fanout.
+    """
+
+    ok: bool
+    alerts: Sequence[AlertView]
+    pending: Sequence[AlertView]
+    halted_chats: HaltedChats | None
+    dead_by_reason: DeadByReason
+    disk: Disk
+    unknown: Sequence[str]
+    version: str
+    node_id: str
+    started_at: str
+    ready: bool
+    dependencies: Mapping[str, str]
+    trouble: Mapping[str, str]
+    connections: int
+    users: int
+    nodes: Mapping[str, Any] | None
+    sends_waiting: int
+    hot_chats: Mapping[str, int]
+    hot_messages_per_minute: int
+    fanout_lag: int | None
+    dead_letters: Sequence[Mapping[str, Any]]
+    issuers: Mapping[str, Any]
+    limits: Mapping[str, Any]
+    webhooks: ParkedStatus
+    replies: Mapping[str, Any]
+    settings: Mapping[str, str]
 
 
 class ClusterStatus(Struct, frozen=True):
@@ -244,7 +290,7 @@ class ApiDeps:
     """Makes the sessions of these chats compare with the store, on every node; of all
     chats if there are none."""
     presence: Callable[[Sequence[User]], Awaitable[PresenceView]]
-    status: Callable[[], Awaitable[Mapping[str, Any]]]
+    status: Callable[[], Awaitable[NodeStatus]]
     cluster: Callable[[], Awaitable[ClusterStatus]]
     readiness: Callable[[], Readiness]
     backup: Callable[[], Awaitable[Backup]] | None

@@ -20,7 +20,7 @@ from holdfast.api import (
     webhooks,
 )
 from holdfast.api import limit_schemas as schemas
-from holdfast.api.deps import Backup, BackupRun, ClusterStatus
+from holdfast.api.deps import Backup, BackupRun, ClusterStatus, NodeStatus
 from holdfast.api.endpoint import Endpoint
 from holdfast.api.schemas import (
     AuditQuery,
@@ -171,7 +171,7 @@ ADMIN: Sequence[Endpoint] = (
     ),
     Endpoint(
         "GET", "/admin/status", probes.get_operator_status, "The state of this node", "operator",
-        "status:read", answer=Mapping[str, Any],
+        "status:read", answer=NodeStatus,
     ),
     Endpoint(
         "GET", "/admin/cluster", probes.get_cluster, "All nodes, and what they share", "operator",

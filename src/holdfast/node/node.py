@@ -8,7 +8,6 @@ import random
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from functools import cached_property
-from typing import Any
 
 from msgspec import structs
 
@@ -21,7 +20,7 @@ from holdfast.access.proofs import CursorProofs
 from holdfast.access.revocations.in_force import RevocationsInForce
 from holdfast.access.tokens import Tokens, shared_secret
 from holdfast.api.address_limits import AddressLimits
-from holdfast.api.deps import ApiDeps, ClusterStatus, PresenceView, Readiness
+from holdfast.api.deps import ApiDeps, ClusterStatus, NodeStatus, PresenceView, Readiness
 from holdfast.clock import Clock, Ids, timestamp
 from holdfast.errors import HoldfastError
 from holdfast.fanout.bus.contract import (
@@ -64,7 +63,7 @@ from holdfast.node.engines import Engines
 from holdfast.node.jwks_fetch import fetch_jwks
 from holdfast.node.readiness import is_ready
 from holdfast.node.state_dir import show_disk
-from holdfast.node.status import GAUGES_SHOWN, HALTED_SHOWN, living_nodes, soon, wrong_first
+from holdfast.node.status import HALTED_SHOWN, dead_jobs_of, living_nodes, soon, wrong_first
 from holdfast.node.store_watch import StoreWatch
 from holdfast.node.streaming import NodeStreaming
 from holdfast.node.supervisor import GAUGES_SECONDS, background_task
@@ -75,7 +74,6 @@ from holdfast.store.nodes.contract import NodeRecord
 from holdfast.streaming.assistants.replying import AssistantDeps
 from holdfast.webhooks.parts import WorkParts
 from holdfast.wire.frames import Presence
-from holdfast.work.inspection import by_name
 
 
 class Node:
@@ -446,12 +444,12 @@ class Node:
         }
         return {name: why for name, why in found.items() if why is not None}
 
-    async def _status(self, alerts: NodeAlerts) -> Mapping[str, Any]:
-        readiness, samples = self._readiness(), telemetry.samples(GAUGES_SHOWN)
+    async def _status(self, alerts: NodeAlerts) -> NodeStatus:
+        readiness = self._readiness()
         halted, dead, dead_jobs, nodes, lag = await asyncio.gather(
             soon(self._halted(HALTED_SHOWN)),
             soon(overview(self.engines.dead_letters)),
-            soon(self._work.jobs.dead_counts()),
+            soon(dead_jobs_of(self._work.jobs)),
             soon(living_nodes(self.engines.nodes)),
             soon(self._lag()),
         )
@@ -463,31 +461,29 @@ class Node:
             "fanout_lag": lag,
         }
         by_reason, letters = dead or (None, ())
-        jobs_by_reason = None if dead_jobs is None else by_name(dead_jobs)
-        dead_by_reason = {"fanout": by_reason, "jobs": jobs_by_reason}
-        return {
-            **wrong_first(alerts.alerts, halted, dead_by_reason, samples),
-            "unknown": [name for name, value in found.items() if value is None],
-            "version": __version__,
-            "node_id": self.node_id,
-            "started_at": self.started_at,
-            "ready": readiness.ready,
-            "dependencies": readiness.dependencies,
-            "trouble": self._trouble(),
-            "connections": self.gateway.connections,
-            "users": len(self.gateway.roster.users),
-            "nodes": nodes,
-            "sends_waiting": self._intake.waiting,
-            "hot_chats": dict(self._feed.hot_chats()),
-            "hot_messages_per_minute": self.settings.durability.intake.hot_messages_per_minute,
-            "fanout_lag": lag,
-            "dead_letters": [{"position": x.offset, "reason": x.reason} for x in letters],
-            "issuers": self.issuers.status(),
-            "limits": self.limits.status(),
-            "webhooks": self._work.webhooks.parked(),
-            "replies": self.streaming.status(),
-            "settings": {path: str(value) for path, value, _ in differences(self.settings)},
-        }
+        return NodeStatus(
+            **wrong_first(alerts.alerts, halted, by_reason, dead_jobs),
+            unknown=[name for name, value in found.items() if value is None],
+            version=__version__,
+            node_id=self.node_id,
+            started_at=self.started_at,
+            ready=readiness.ready,
+            dependencies=readiness.dependencies,
+            trouble=self._trouble(),
+            connections=self.gateway.connections,
+            users=len(self.gateway.roster.users),
+            nodes=nodes,
+            sends_waiting=self._intake.waiting,
+            hot_chats=dict(self._feed.hot_chats()),
+            hot_messages_per_minute=self.settings.durability.intake.hot_messages_per_minute,
+            fanout_lag=lag,
+            dead_letters=[{"position": x.offset, "reason": x.reason} for x in letters],
+            issuers=self.issuers.status(),
+            limits=self.limits.status(),
+            webhooks=self._work.webhooks.parked(),
+            replies=self.streaming.status(),
+            settings={path: str(value) for path, value, _ in differences(self.settings)},
+        )
 
 
 def _memory_budget(settings: Settings) -> int:

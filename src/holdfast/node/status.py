@@ -8,41 +8,48 @@ import asyncio
 from collections.abc import Coroutine, Mapping, Sequence
 from typing import Any, TypeVar
 
-from msgspec import to_builtins
-
+from holdfast import telemetry
+from holdfast.api.deps import DeadByReason, Disk
 from holdfast.errors import HoldfastError
 from holdfast.store.contract import HaltedChats
 from holdfast.store.nodes.contract import Nodes
-from holdfast.telemetry.judge import Samples
 from holdfast.telemetry.notices import AlertView
+from holdfast.work.contract import WorkStore
+from holdfast.work.inspection import by_name
 
 T = TypeVar("T")
 
 PART_SECONDS_MAX = 1.0
 """How long a status waits for one of its parts; it asks all of them at once."""
 HALTED_SHOWN = 10
-GAUGES_SHOWN = ("state_disk_bytes", "state_disk_free_bytes")
+_GAUGES = ("state_disk_bytes", "state_disk_free_bytes")
 
 
 def wrong_first(
     alerts: Sequence[AlertView],
     halted: HaltedChats | None,
-    dead_by_reason: Mapping[str, Mapping[str, int] | None],
-    samples: Samples,
+    dead_events: Mapping[str, int] | None,
+    dead_jobs: Mapping[str, int] | None,
 ) -> dict[str, Any]:
-    """``dead_by_reason``: of fanout and of jobs. None instead of ``halted`` or of the
-    counts: the store does not say. ``samples``: of ``GAUGES_SHOWN``.
+    """The first fields of a NodeStatus. ``dead_…``: dead letters by reason. None: the
+    store does not say.
     """
+    samples = telemetry.samples(_GAUGES)
     firing = [alert for alert in alerts if alert.state == "firing"]
-    size, free = (int(samples.get(name, {}).get((), 0)) for name in GAUGES_SHOWN)
+    size, free = (int(samples.get(name, {}).get((), 0)) for name in _GAUGES)
     return {
         "ok": not firing,
-        "alerts": to_builtins(firing),
-        "pending": to_builtins([alert for alert in alerts if alert.state == "pending"]),
-        "halted_chats": to_builtins(halted),
-        "dead_by_reason": to_builtins(dead_by_reason),
-        "disk": {"bytes": size, "free_bytes": free},
+        "alerts": firing,
+        "pending": [alert for alert in alerts if alert.state == "pending"],
+        "halted_chats": halted,
+        "dead_by_reason": DeadByReason(dead_events, dead_jobs),
+        "disk": Disk(size, free),
     }
+
+
+async def dead_jobs_of(jobs: WorkStore) -> Mapping[str, int]:
+    """Dead letters of jobs, by reason."""
+    return by_name(await jobs.dead_counts())
 
 
 async def living_nodes(nodes: Nodes) -> Mapping[str, Any]:
