@@ -134,7 +134,7 @@ def cluster() -> Iterator[Cluster]:
 
 
 def measure_sends(cluster: Cluster, quick: bool, figures: Figures, ratios: Figures) -> None:
-    rounds, seconds = (3, 0.6) if quick else (7, 3.0)
+    rounds, seconds = (5, 0.6) if quick else (7, 3.0)
     # The first to start has the leases: it also reads the log for webhooks, as one node
     # of a cluster does.
     with processes((CHILDREN, "node"), cluster.node) as nodes, process(*cluster.node) as last:

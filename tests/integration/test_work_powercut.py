@@ -21,7 +21,7 @@ from holdfast.work.sqlite import SqliteWork
 from proof.powercut import FaultyDisk
 
 CUTS = 40
-OPERATIONS_MAX = 500
+OPERATIONS_MAX = 600
 READER = "log"
 
 
