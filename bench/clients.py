@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 
 from picows import WSFrame, WSListener, WSMsgType, WSTransport, ws_connect
 
-from harness import Child, ask
+from harness import Child, ask, cpu_seconds
 
 ARRIVAL_SECONDS_MAX = 30.0
 """A message that has not reached everybody by then is lost, and the run with it."""
@@ -320,7 +320,7 @@ class Senders:
 
     def _used(self) -> float:
         """Processor seconds of the server."""
-        return float(ask(self._child, do="used")["cpu"])
+        return cpu_seconds(self._child.pid)
 
     def _formed(self) -> tuple[float, float]:
         """Sends and groups so far."""

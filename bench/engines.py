@@ -61,6 +61,7 @@ from harness import (  # noqa: E402
     Child,
     arguments,
     ask,
+    cpu_seconds,
     finish,
     median,
     percentile,
@@ -169,7 +170,7 @@ async def _sends(
     alone, first, second = nodes
 
     def others() -> tuple[float, ...]:
-        return (ask(second[0], do="used")["cpu"], *cluster.cpu_seconds())
+        return (cpu_seconds(second[0].pid), *cluster.cpu_seconds())
 
     half = CONNECTIONS // 2
     embedded, one, *halves = [

@@ -55,6 +55,7 @@ from engines import Missing, redis  # noqa: E402
 from harness import (  # noqa: E402
     Child,
     arguments,
+    cpu_seconds,
     finish,
     median,
     percentile,
@@ -119,14 +120,6 @@ def nodes(upstream: str, kinds: Iterable[str]) -> Iterator[dict[str, ReplyServer
         }
 
 
-def cpu_seconds(server: ReplyServer) -> float:
-    """Of a process: its clock in nanoseconds on Linux, else in ticks of 10 ms."""
-    if sys.platform == "linux":
-        return time.clock_gettime(~server.pid << 3 | 2)  # as clock_getcpuclockid(3) does
-    times = psutil.Process(server.pid).cpu_times()
-    return times.user + times.system
-
-
 async def first_token_ms(server: ReplyServer, at_once: int, rounds: int) -> float:
     """The median from a request to its first token, which the model has after 20 ms."""
     spent = list[float]()
@@ -138,9 +131,9 @@ async def first_token_ms(server: ReplyServer, at_once: int, rounds: int) -> floa
 
 async def cpu_us_per_token(server: ReplyServer, seconds: float) -> float:
     """Of 50 replies of 20 tokens a second, their beginning and end included."""
-    before = cpu_seconds(server)
+    before = cpu_seconds(server.pid)
     replies = await every(server, 50, script(int(seconds * 20), 0.05), spread_seconds=0.5)
-    return (cpu_seconds(server) - before) / sum(reply.tokens for reply in replies) * 1e6
+    return (cpu_seconds(server.pid) - before) / sum(reply.tokens for reply in replies) * 1e6
 
 
 async def beside_litellm(
