@@ -119,11 +119,11 @@ class JobReader(ABC):
             try:
                 position = await self.begin()
                 while self.is_held():
-                    rested_at = self._clock.monotonic() + REST_SECONDS
+                    rests_until = self._clock.monotonic() + REST_SECONDS
                     position = await self.advance(position)
                     if self._is_at_end:
                         await self._log.wait(position)
-                        await asyncio.sleep(max(0.0, rested_at - self._clock.monotonic()))
+                        await asyncio.sleep(max(0.0, rests_until - self._clock.monotonic()))
             except VersionConflict:
                 telemetry.log.info("fanout.reader_overtaken", reader=self.reader)
 
